@@ -206,11 +206,6 @@ class TestSoak:
         assert found["lossy_trials"] == 3
 
 
-def test_an_unknown_kind() -> None:
-    with pytest.raises(VsrtuneError, match="no method is called 'x'"):
-        methods.start(spec(Method("x")))
-
-
 class TestRunner:
     of = spec(Method("sweep", (1000, 2000), repeats=2))
 

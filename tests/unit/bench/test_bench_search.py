@@ -9,8 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vsrtune.bench.methods.search import Answer, Ask, Bounds, Search
+from vsrtune.bench.methods.search import Ask, Bounds, Search
 
+# Whether the value passed, the value that was reached, and a guess.
+Answer = tuple[bool, float, float | None]
 Router = Callable[[Ask], Answer]
 
 
@@ -18,7 +20,7 @@ def drive(search: Search, router: Router) -> tuple[Bounds, list[Ask]]:
     asked: list[Ask] = []
     while (ask := search.next()) is not None:
         asked.append(ask)
-        search.note(router(ask))
+        search.note(*router(ask))
     return search.bounds, asked
 
 
@@ -28,7 +30,7 @@ def edge(at: float, *, collapse: float = 1.0, most: float = 1e12) -> Router:
 
     def answer(ask: Ask) -> Answer:
         sent = min(float(ask.value), most)
-        return Answer(sent <= at, sent, None if sent <= at else at * collapse)
+        return sent <= at, sent, None if sent <= at else at * collapse
 
     return answer
 
@@ -90,7 +92,7 @@ def test_short_trials_may_lie(seed: int) -> None:
     def liar(ask: Ask) -> Answer:
         if not ask.short:
             return truth(ask)
-        return Answer(source.random() < 0.5, ask.value, source.uniform(1, 200_000))
+        return source.random() < 0.5, ask.value, source.uniform(1, 200_000)
 
     found, _ = drive(Search(1, 200_000, 0.05), liar)
     assert found.lower is not None and found.upper is not None

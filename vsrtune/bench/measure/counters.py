@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
 
 import psutil
 
@@ -16,14 +15,8 @@ from vsrtune.host.netdev import CLASS, NetReader, parse_softnet
 from vsrtune.model.guest import Guest
 from vsrtune.model.snapshot import Snapshot
 
-
-@dataclass(frozen=True, slots=True)
-class Places:
-    """Where frames of the routers under test can be lost. ``lowers`` are the devices
-    through which they come and go, ``rings`` the counter files of the guests' taps."""
-
-    lowers: tuple[str, ...]
-    rings: tuple[str, ...]
+# The counter files of frames that are lost, by field of Losses.
+Places = Mapping[str, Collection[str]]
 
 
 def guests_of(router: Router, snapshot: Snapshot) -> tuple[Guest, ...]:
@@ -33,7 +26,8 @@ def guests_of(router: Router, snapshot: Snapshot) -> tuple[Guest, ...]:
 
 
 def places(root: HostRoot, snapshot: Snapshot, routers: Iterable[Router]) -> Places:
-    """The places where frames of these routers can be lost."""
+    """The places where frames of these routers can be lost: the devices through which they come
+    and go, and the rings of the guests' taps."""
     net = NetReader(root)
     lowers: set[str] = set()
     rings: set[str] = set()
@@ -50,7 +44,12 @@ def places(root: HostRoot, snapshot: Snapshot, routers: Iterable[Router]) -> Pla
             # A macvtap receives what goes to its guest; a tun device sends it.
             counter = "tx_dropped" if device is not None and device.tun else "rx_dropped"
             rings.add(f"{CLASS}/{interface.target}/statistics/{counter}")
-    return Places(tuple(sorted(lowers)), tuple(sorted(rings)))
+    ways = [f"{CLASS}/{name}/statistics" for name in sorted(lowers)]
+    return {
+        "refused": [f"{way}/tx_dropped" for way in ways],
+        "missed": [f"{way}/rx_{why}_errors" for way in ways for why in ("missed", "fifo")],
+        "ring": sorted(rings),
+    }
 
 
 def queues(router: Router, snapshot: Snapshot) -> dict[tuple[str, int], int]:
@@ -75,17 +74,9 @@ def all_took(
 
 def read_losses(root: HostRoot, where: Places) -> Losses:
     """The counters now. Raises VsrtuneError when a device is gone."""
-
-    def total(counter: str) -> int:
-        return sum(_number(root, f"{CLASS}/{n}/statistics/{counter}") for n in where.lowers)
-
     backlogs = parse_softnet(root.read("/proc/net/softnet_stat"))
-    return Losses(
-        refused=total("tx_dropped"),
-        missed=total("rx_missed_errors") + total("rx_fifo_errors"),
-        backlog=sum(lost for _, lost in backlogs),
-        ring=sum(_number(root, path) for path in where.rings),
-    )
+    found = {kind: sum(_number(root, path) for path in paths) for kind, paths in where.items()}
+    return Losses(backlog=sum(lost for _, lost in backlogs), **found)
 
 
 def _number(root: HostRoot, path: str) -> int:

@@ -36,30 +36,23 @@ from vsrtune.bench.methods.schedule import (
 )
 from vsrtune.bench.spec.checks import fair_loads
 from vsrtune.bench.spec.model import Load, Spec, Trial
-from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.stats import jain, linear_fit
 
 SEARCHES = ("ndr", "pdr", "back-to-back")
 
 
 def start(spec: Spec, seed: int = 1) -> MethodRun:
-    """The generator of ``spec.method``; ``seed`` shuffles the order of its loads.
-
-    Raises VsrtuneError for a kind that does not exist.
-    """
+    """The generator of ``spec.method``; ``seed`` shuffles the order of its loads."""
     match spec.method.kind:
         case "sweep":
             return _sweep(spec, seed)
-        case "soak":
-            return _soak(spec)
         case "fairness":
             return _fairness(spec, seed)
-        case "ndr" | "pdr":
-            return rate_search.throughput(spec)
+        case "soak":
+            return _soak(spec)
         case "back-to-back":
             return rate_search.back_to_back(spec)
-        case kind:
-            raise VsrtuneError(f"no method is called {kind!r}", where=spec.path or spec.name)
+    return rate_search.throughput(spec)
 
 
 def loads(spec: Spec) -> list[Load]:
@@ -81,11 +74,9 @@ def loads(spec: Spec) -> list[Load]:
 
 def trials(spec: Spec) -> int | None:
     """How many trials ``start(spec)`` will ask for; None for a search."""
-    if spec.method.kind in SEARCHES:
-        return None
-    return (
-        _soak_trials(spec) if spec.method.kind == "soak" else len(loads(spec)) * spec.method.repeats
-    )
+    if spec.method.kind == "soak":
+        return _soak_trials(spec)
+    return len(loads(spec)) * spec.method.repeats or None
 
 
 def _sweep(spec: Spec, seed: int) -> MethodRun:

@@ -22,7 +22,7 @@ from statistics import fmean
 from typing import Any
 
 from vsrtune.bench.methods.schedule import MethodRun, even_load, spread_of
-from vsrtune.bench.methods.search import Answer, Ask, Search
+from vsrtune.bench.methods.search import Ask, Search
 from vsrtune.bench.spec.model import Spec, Trial
 
 SHORTEST = 0.5
@@ -51,7 +51,9 @@ def throughput(spec: Spec) -> MethodRun:
         if not ask.short:
             at[ask.value] = trials
         steps.append(_step(spec, ask, seconds, trials))
-        search.note(_answer(spec, ask, trials))
+        passed = all(_passes(spec, trial) for trial in trials)
+        reached = min((float(ask.value), *(_reached(trial) for trial in trials)))
+        search.note(passed, reached, min(trial.pps for trial in trials))
     bounds = search.bounds
     # A bound that the generator sets is the rate that it reached, not the rate asked for.
     best = [t for trials in at.values() if all(_passes(spec, t) for t in trials) for t in trials]
@@ -92,12 +94,6 @@ def _reached(trial: Trial) -> float:
     return trial.sent_pps if trial.fell_short else trial.load.total
 
 
-def _answer(spec: Spec, ask: Ask, trials: list[Trial]) -> Answer:
-    passed = all(_passes(spec, trial) for trial in trials)
-    reached = min((float(ask.value), *(_reached(trial) for trial in trials)))
-    return Answer(passed, reached, min(trial.pps for trial in trials))
-
-
 def _step(spec: Spec, ask: Ask, seconds: float, trials: list[Trial]) -> dict[str, Any]:
     worst = max(trials, key=lambda trial: trial.loss)
     return {
@@ -131,7 +127,7 @@ def back_to_back(spec: Spec) -> MethodRun:
             trial = yield even_load(spec, rate, ask.value / rate, frames=ask.value)
             passed = trial.sent > 0 and trial.forwarded >= trial.sent
             reached = float(trial.sent if trial.fell_short else ask.value)
-            search.note(Answer(passed, reached, float(trial.forwarded)))
+            search.note(passed, reached, float(trial.forwarded))
         bursts.append(search.bounds.lower or 0.0)
         at_high += search.bounds.upper is None
     mean = fmean(bursts)

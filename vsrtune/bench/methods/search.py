@@ -30,16 +30,6 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The result of an Ask. ``reached`` is the value really tried, less than asked for when
-    the generator fell short; ``guess`` is a value that might pass where this did not."""
-
-    passed: bool
-    reached: float
-    guess: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Bounds:
     """``lower`` passed, None when even the lowest value failed; ``upper`` failed, None
     when the highest passed. ``by_generator``: the generator did not reach the upper bound, so
@@ -80,18 +70,20 @@ class Search:
         self._ask = Ask(value, self._ask.short)
         return self._ask
 
-    def note(self, answer: Answer) -> None:
-        """The answer to what ``next`` asked for last."""
+    def note(self, passed: bool, reached: float, guess: float | None = None) -> None:
+        """The answer to what ``next`` asked for last. ``reached`` is the value really tried, less
+        than asked for when the generator fell short; ``guess`` is a value that might pass where
+        this did not."""
         value, known = self._ask.value, self.bounds
-        if not answer.passed:
+        if not passed:
             self.bounds = replace(known, upper=value, by_generator=False)
-            if answer.guess is not None and self._more_guesses > 0:
+            if guess is not None and self._more_guesses > 0:
                 self._more_guesses -= 1
-                self._guesses.append(answer.guess)
+                self._guesses.append(guess)
             return
-        if known.lower is None or answer.reached > known.lower:
-            self.bounds = replace(known, lower=min(float(value), answer.reached))
-        if answer.reached < value:
+        if known.lower is None or reached > known.lower:
+            self.bounds = replace(known, lower=min(float(value), reached))
+        if reached < value:
             self.bounds = replace(self.bounds, upper=value, by_generator=True)
         elif self._guessed:
             # The edge is likely just above a good guess, so bound it from there.

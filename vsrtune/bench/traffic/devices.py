@@ -67,8 +67,9 @@ def refusal(
         return "it is not up"
     if "LOWER_UP" not in flags:
         return "it has no carrier"
+    hops = [hop for route in routes for hop in (route, *route.get("nexthops", ()))]
     for names, why in (
-        ({name for route in routes for name in _route_devices(route)}, "the default route"),
+        ({hop["dev"] for hop in hops if "dev" in hop}, "the default route"),
         (_holders(links, ssh), "an ssh connection to this machine"),
     ):
         if device in _with_lowers(names, links):
@@ -91,12 +92,6 @@ def _address(text: str) -> str:
         return text
     mapped = getattr(address, "ipv4_mapped", None)
     return str(mapped or address)
-
-
-def _route_devices(route: Mapping[str, Any]) -> Iterable[str]:
-    for hop in (route, *route.get("nexthops", ())):
-        if "dev" in hop:
-            yield hop["dev"]
 
 
 def _holders(links: Sequence[Link], addresses: Iterable[str]) -> set[str]:
