@@ -3,6 +3,7 @@ JSON."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import select
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import vsrtune
+from vsrtune.core.closing import Closing
 from vsrtune.core.errors import VsrtuneError
 
 
@@ -23,29 +25,55 @@ def module(name: str, *words: str) -> list[str]:
     return [sys.executable, "-P", "-m", name, *words]
 
 
-def start(argv: Sequence[str], what: str, **more: Any) -> subprocess.Popen[bytes]:
-    """Start a child, with pipes for its input and output, and ``more`` arguments of Popen. Raises
-    VsrtuneError, which calls the child ``what``."""
-    try:
-        # A session of its own: Ctrl-C is for the bench, which then ends the child.
-        return subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            env={**os.environ, "PYTHONPATH": str(Path(vsrtune.__file__).parents[1])},
-            start_new_session=True,
-            bufsize=0,
-            **more,
-        )
-    except OSError as error:
-        raise VsrtuneError(f"cannot start {what}: {error.strerror}") from error
-
-
 def send(descriptor: int, message: Any) -> None:
     """Write a message. Raises OSError."""
     data = json.dumps(message).encode() + b"\n"
     while data:
         data = data[os.write(descriptor, data) :]
+
+
+class Child(Closing):
+    """A running child process. Raises VsrtuneError, which calls the child ``what``, when it
+    cannot be started; ``more`` are arguments of Popen."""
+
+    def __init__(self, argv: Sequence[str], what: str, **more: Any) -> None:
+        try:
+            # A session of its own: Ctrl-C is for the bench, which then ends the child.
+            self.process = subprocess.Popen(
+                argv,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                env={**os.environ, "PYTHONPATH": str(Path(vsrtune.__file__).parents[1])},
+                start_new_session=True,
+                bufsize=0,
+                **more,
+            )
+        except OSError as error:
+            raise VsrtuneError(f"cannot start {what}: {error.strerror}") from error
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        self.stdin = self.process.stdin
+        self.messages = Messages(self.process.stdout.fileno())
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    def end_input(self) -> None:
+        """Close the child's input, at whose end it ends."""
+        with contextlib.suppress(OSError):
+            self.stdin.close()
+
+    def reap(self, seconds: float) -> None:
+        """Wait for the child's end, and kill it when it does not come in time."""
+        try:
+            self.process.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
+        for stream in (self.process.stdout, self.process.stderr):
+            if stream is not None:
+                stream.close()
 
 
 class Messages:

@@ -18,7 +18,6 @@ from pathlib import Path
 from vsrtune.bench import children
 from vsrtune.bench.cleanup.cleaners import CLEANERS
 from vsrtune.bench.cleanup.ledger import BenchLedger
-from vsrtune.core.closing import Closing
 from vsrtune.core.errors import VsrtuneError
 
 # Loading libvirt on a busy host takes its time.
@@ -27,7 +26,7 @@ _START_SECONDS = 60.0
 _STOP_SECONDS = 300.0
 
 
-class RunGuard(Closing):
+class RunGuard(children.Child):
     """A running guard. Use as a context manager, or ``close``."""
 
     def __init__(self, ledger: BenchLedger) -> None:
@@ -38,38 +37,28 @@ class RunGuard(Closing):
         argv = children.module("vsrtune.bench.cleanup.guard", str(ledger.path), str(lock))
         # Not our stderr: whoever reads that must not wait for the guard.
         with path.open("wb") as log:
-            self._process = children.start(argv, "the guard", stderr=log, pass_fds=(lock,), cwd="/")
-        assert self._process.stdout is not None
-        self._output = children.Messages(self._process.stdout.fileno())
+            super().__init__(argv, "the guard", stderr=log, pass_fds=(lock,), cwd="/")
         try:
-            self._output.next(_START_SECONDS)
+            self.messages.next(_START_SECONDS)
         except (EOFError, TimeoutError):
-            self._process.kill()
-            self._process.wait()
+            self.reap(0.0)
             raise VsrtuneError(
                 "the guard did not start; nothing was changed", where=str(path)
             ) from None
 
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
     def close(self) -> None:
         """End the guard: it resolves entries that are still pending, then exits. Raises
         VsrtuneError that names what could not be put back."""
-        if self._process.stdin is None or self._process.stdin.closed:
+        if self.stdin.closed:
             return
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
+        self.end_input()
         try:
-            failures = self._output.next(_STOP_SECONDS)
+            failures = self.messages.next(_STOP_SECONDS)
         except EOFError:
             failures = ["the guard ended too early"]
         except TimeoutError:
             raise VsrtuneError("the guard does not end", where=f"process {self.pid}") from None
-        assert self._process.stdout is not None
-        self._process.stdout.close()
-        self._process.wait()
+        self.reap(_STOP_SECONDS)
         if failures:
             raise VsrtuneError(
                 "not everything was put back: " + "; ".join(failures),

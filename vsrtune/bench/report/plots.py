@@ -101,25 +101,20 @@ def bars(
     y_label: str,
     *,
     note: str = "",
-    stacked: bool = False,
 ) -> Figure:
     """Bars: one group for each of ``groups``, with one bar for each of ``series``."""
     figure, axes = _new(title, note)
-    base = [0.0] * len(groups)
-    width = 0.7 if stacked else 0.8 / max(1, len(series))
+    width = 0.8 / max(1, len(series))
     for number, (name, values) in enumerate(series.items()):
-        offset = 0.0 if stacked else (number - (len(series) - 1) / 2) * width
+        offset = (number - (len(series) - 1) / 2) * width
         places = [i + offset for i in range(len(groups))]
         axes.bar(
             places,
             list(values),
             width,
-            bottom=base if stacked else None,
             label=name,
             color=_COLOURS[number % len(_COLOURS)],
         )
-        if stacked:
-            base = [b + v for b, v in zip(base, values, strict=True)]
     _columns(axes, groups)
     _finish(axes, y_label)
     return figure

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from vsrtune.bench import children
-from vsrtune.core.closing import Closing
 from vsrtune.core.errors import Lasting, VsrtuneError
 
 # Time for an answer beyond that of traffic; a remote login, or a host under load, is slow.
@@ -29,20 +28,14 @@ def command(host: str | None) -> list[str]:
     return [*_SSH, host, root]
 
 
-class AgentProcess(Closing):
+class AgentProcess(children.Child):
     """One agent. Use as a context manager, or ``close``."""
 
     def __init__(self, host: str | None = None) -> None:
         """Start the agent. Raises VsrtuneError when the program cannot be run."""
+        super().__init__(command(host), "the agent", stderr=subprocess.PIPE)
         self.where = host or "agent"
         self._asked = 0
-        self._process = children.start(command(host), "the agent", stderr=subprocess.PIPE)
-        assert self._process.stdout is not None
-        self._answers = children.Messages(self._process.stdout.fileno())
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def call(self, operation: str, timeout: float = ANSWER_SECONDS, **arguments: Any) -> Any:
         """Request one operation, and return its result. Raises VsrtuneError."""
@@ -51,12 +44,10 @@ class AgentProcess(Closing):
 
     def begin(self, operation: str, **arguments: Any) -> None:
         """Send a request without waiting for the answer. The request ends traffic that flows."""
-        assert self._process.stdin is not None
         self._asked += 1
+        request = {"id": self._asked, "op": operation, **arguments}
         try:
-            children.send(
-                self._process.stdin.fileno(), {"id": self._asked, "op": operation, **arguments}
-            )
+            children.send(self.stdin.fileno(), request)
         except OSError:
             raise self._ended() from None
 
@@ -76,26 +67,17 @@ class AgentProcess(Closing):
 
     def close(self) -> None:
         """End the agent; kill it when it does not end."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        for stream in (self._process.stdout, self._process.stderr):
-            if stream is not None:
-                stream.close()
+        self.end_input()
+        self.reap(CLOSE_SECONDS)
 
     def _answer(self, timeout: float) -> Mapping[str, Any]:
         try:
-            answer: Mapping[str, Any] = self._answers.next(timeout)
+            answer: Mapping[str, Any] = self.messages.next(timeout)
         except EOFError:
             raise self._ended() from None
         except TimeoutError:
             # A late answer would be taken for the answer to the next request.
-            self._process.kill()
+            self.process.kill()
             raise VsrtuneError(
                 f"the agent did not answer within {timeout:g} s",
                 where=self.where,
@@ -104,11 +86,11 @@ class AgentProcess(Closing):
         return answer
 
     def _ended(self) -> VsrtuneError:
-        assert self._process.stderr is not None
+        assert self.process.stderr is not None
         said = ""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(2.0)
-            said = self._process.stderr.read().decode(errors="replace").strip()
+            self.process.wait(2.0)
+            said = self.process.stderr.read().decode(errors="replace").strip()
         last = said.splitlines()[-1] if said else "it said nothing"
         return VsrtuneError(
             f"the agent ended: {last}",
