@@ -15,15 +15,9 @@ _ENOUGH = 0.99
 FlowKey = tuple[str, int | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Losses:
-    """Lost frames so far: ``refused`` by devices that should send, ``missed`` by NICs without
-    free descriptors, lost in the ``backlog`` of a CPU, and in the ``ring`` of a guest's tap."""
-
-    refused: int = 0
-    missed: int = 0
-    backlog: int = 0
-    ring: int = 0
+# Lost frames so far: ``refused`` by devices that should send, ``missed`` by NICs without free
+# descriptors, lost in the ``backlog`` of a CPU, and in the ``ring`` of a guest's tap.
+Losses = Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,13 +101,13 @@ def router_of(key: str) -> str:
 
 
 def _drops(before: Losses, after: Losses) -> dict[str, int]:
-    backlog = after.backlog - before.backlog
+    lost = {kind: count - before.get(kind, 0) for kind, count in after.items()}
     # A veth whose peer's backlog is full counts the frame as refused as well.
-    refused = max(0, after.refused - before.refused - backlog)
+    refused = max(0, lost["refused"] - lost["backlog"])
     return {
-        "nic": refused + after.missed - before.missed,
-        "softnet_backlog": backlog,
-        "macvtap_ring": after.ring - before.ring,
+        "nic": refused + lost["missed"],
+        "softnet_backlog": lost["backlog"],
+        "macvtap_ring": lost["ring"],
     }
 
 

@@ -15,7 +15,7 @@ from vsrtune.host.netdev import CLASS, NetReader, parse_softnet
 from vsrtune.model.guest import Guest
 from vsrtune.model.snapshot import Snapshot
 
-# The counter files of frames that are lost, by field of Losses.
+# The counter files of frames that are lost, by kind of loss.
 Places = Mapping[str, Collection[str]]
 
 
@@ -76,7 +76,7 @@ def read_losses(root: HostRoot, where: Places) -> Losses:
     """The counters now. Raises VsrtuneError when a device is gone."""
     backlogs = parse_softnet(root.read("/proc/net/softnet_stat"))
     found = {kind: sum(_number(root, path) for path in paths) for kind, paths in where.items()}
-    return Losses(backlog=sum(lost for _, lost in backlogs), **found)
+    return {**found, "backlog": sum(lost for _, lost in backlogs)}
 
 
 def _number(root: HostRoot, path: str) -> int:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, Self
 
 from vsrtune.bench.cleanup import cleaners
@@ -214,19 +215,19 @@ class Tester(Closing):
         return self._spec.left if stream.key.endswith("/forth") else self._spec.right
 
     def _counts(self, where: counters.Places) -> Counts:
-        total = counters.read_losses(self._root, where)
-        (refused, backlog, boots) = (total.refused, total.backlog, {boot_id(self._root)})
-        frames: dict[tuple[str, int | None], int] = {}
+        lost = Counter(counters.read_losses(self._root, where))
+        frames = Counter[tuple[str, int | None]]()
+        boots = {boot_id(self._root)}
         for place, agent in self._agents.items():
             answer = agent.call("counters")
-            refused += answer["refused"]
+            lost["refused"] += answer["refused"]
             # Count the backlogs of every kernel once, however many namespaces take part.
             if self._boots[place] not in boots:
                 boots.add(self._boots[place])
-                backlog += answer["backlog"]
+                lost["backlog"] += answer["backlog"]
             for key, flow, count in answer["counted"]:
-                frames[key, flow] = frames.get((key, flow), 0) + count
-        return Counts(frames, replace(total, refused=refused, backlog=backlog))
+                frames[key, flow] += count
+        return Counts(frames, lost)
 
     def _settled(self, where: counters.Places) -> Counts:
         """The counters once no frame is under way, or after DRAIN_SECONDS."""

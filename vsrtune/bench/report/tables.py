@@ -6,7 +6,7 @@ Pure, like vsrtune.views.tables: this module makes the texts, others draw them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -184,25 +184,19 @@ def environment_tables(environment: Mapping[str, Any]) -> list[Table]:
 _SKIPPED = ("policy.text", "load")
 
 
-def _flatten(value: Any, prefix: str = "") -> list[tuple[str, str]]:
+def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Nested data as dotted keys; threads and interfaces as one line each."""
     if prefix in _SKIPPED or value in (None, "", [], {}):
-        return []
-    if isinstance(value, Mapping):
-        if "thread" in value:
-            return [(f"{prefix}.{value['thread']}", f"CPUs {value['cpus']}, {value['class']}")]
-        found: list[tuple[str, str]] = []
+        return
+    if isinstance(value, Mapping) and "thread" in value:
+        yield f"{prefix}.{value['thread']}", f"CPUs {value['cpus']}, {value['class']}"
+    elif isinstance(value, Mapping):
         for key, inner in value.items():
-            found += _flatten(inner, f"{prefix}.{key}" if prefix else str(key))
-        return found
-    if isinstance(value, (list, tuple)):
-        if all(not isinstance(item, (Mapping, list, tuple)) for item in value):
-            return [(prefix, ", ".join(str(item) for item in value))]
-        found = []
+            yield from _flatten(inner, f"{prefix}.{key}" if prefix else str(key))
+    elif not isinstance(value, (list, tuple)):
+        yield prefix, ("no", "yes")[value] if isinstance(value, bool) else str(value)
+    elif any(isinstance(item, (Mapping, list, tuple)) for item in value):
         for index, item in enumerate(value):
-            inner_prefix = prefix if isinstance(item, Mapping) and "thread" in item else None
-            found += _flatten(item, inner_prefix or f"{prefix}.{index}")
-        return found
-    if isinstance(value, bool):
-        return [(prefix, "yes" if value else "no")]
-    return [(prefix, str(value))]
+            yield from _flatten(item, prefix if "thread" in item else f"{prefix}.{index}")
+    else:
+        yield prefix, ", ".join(str(item) for item in value)

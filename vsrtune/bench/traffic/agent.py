@@ -96,9 +96,8 @@ class Agent:
         """Frames counted at the sink, and frames refused or lost on this machine."""
         table = psutil.net_io_counters(pernic=True, nowrap=False)
         backlogs = parse_softnet(LiveRoot().read("/proc/net/softnet_stat"))
-        counted = self._sink.read() if self._sink is not None else []
         return {
-            "counted": [(one.key, one.flow, frames) for one, frames in counted],
+            "counted": self._sink.read() if self._sink is not None else [],
             "refused": sum(table[name].dropout for name in self._devices),
             "backlog": sum(lost for _, lost in backlogs),
         }
