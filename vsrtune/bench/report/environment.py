@@ -64,8 +64,8 @@ def environment(
         "label": label(spec, [device["driver"] for device in tester.values()]),
         "vsrtune": __version__,
         "kernel": snapshot.host.kernel,
-        "os": _os_name(root),
-        "cpu": _cpu_model(root),
+        "os": _match(r'^PRETTY_NAME="?([^"\n]*)', _read(root, "/etc/os-release")),
+        "cpu": _match(r"^model name\s*: (.*)$", _read(root, "/proc/cpuinfo")),
         "cpus": {
             "online": str(snapshot.host.online),
             "isolated": ",".join(str(c.id) for c in snapshot.host.cpus if c.isolated),
@@ -104,10 +104,8 @@ def _output(command: Sequence[str]) -> str:
 
 
 def _nic(nic: Nic) -> dict[str, Any]:
-    irqs = {str(irq.number): str(irq.effective) for irq in nic.irqs}
-    return _fields(nic, "driver", "txqueuelen", "threaded_napi", "rps_cpus", "rx_cpus") | {
-        "irqs": irqs
-    }
+    found = _fields(nic, "driver", "txqueuelen", "threaded_napi", "rps_cpus", "rx_cpus")
+    return found | {"irqs": {str(irq.number): str(irq.effective) for irq in nic.irqs}}
 
 
 def _guest(guest: Guest) -> dict[str, Any]:
@@ -150,17 +148,8 @@ def _policy(configuration: Configuration) -> dict[str, str] | None:
 
 def _qemu(guests: Sequence[Guest], run: Run) -> str:
     """The version of the program that runs the guests, not of one installed since."""
-    pids = [guest.pid for guest in guests]
-    command = f"/proc/{pids[0]}/exe" if pids else "qemu-system-x86_64"
+    command = f"/proc/{guests[0].pid}/exe" if guests else "qemu-system-x86_64"
     return _match(r"version (\S+( \([^)]*\))?)", run((command, "--version")))
-
-
-def _os_name(root: HostRoot) -> str:
-    return _match(r'^PRETTY_NAME="?([^"\n]*)', _read(root, "/etc/os-release"))
-
-
-def _cpu_model(root: HostRoot) -> str:
-    return _match(r"^model name\s*: (.*)$", _read(root, "/proc/cpuinfo"))
 
 
 def _read(root: HostRoot, path: str) -> str:

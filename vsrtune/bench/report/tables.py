@@ -78,26 +78,21 @@ def method_text(outcome: Outcome) -> str:
     """The method with the values that decide its answer: trial length, threshold, repeats."""
     m = outcome.spec.method
     length = f"trials of {m.seconds:g} s"
-    match m.kind:
-        case "ndr" | "pdr":
-            kind = m.kind.upper()
-            text = (
-                f"{kind}: the highest rate with loss of at most {100 * m.loss:g} %, {length}, "
-                f"the worst of {m.trials} deciding, precision {100 * m.precision:g} %"
-            )
-        case "back-to-back":
-            text = f"back-to-back bursts (RFC 9004), {m.repeats} times"
-        case "soak":
-            text = f"soak for {m.duration:g} s, {length}"
-        case "fairness":
-            text = f"fairness, {length}, {m.repeats} times"
-        case _:
-            text = f"{m.kind}, {length}, {m.repeats} times"
     if outcome.method == "compare":
         count = outcome.summary.get("pairs")
         many = f"{count} rounds" if count else "rounds"
         return f"comparison of interleaved {many} in shuffled order, {length}"
-    return text
+    if m.kind in ("ndr", "pdr"):
+        return (
+            f"{m.kind.upper()}: the highest rate with loss of at most {100 * m.loss:g} %, "
+            f"{length}, the worst of {m.trials} deciding, precision {100 * m.precision:g} %"
+        )
+    if m.kind == "soak":
+        return f"soak for {m.duration:g} s, {length}"
+    name = f"{m.kind}, {length}"
+    if m.kind == "back-to-back":
+        name = "back-to-back bursts (RFC 9004)"
+    return f"{name}, {m.repeats} times"
 
 
 def load_text(p: Point) -> str:

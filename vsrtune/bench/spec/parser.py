@@ -102,18 +102,14 @@ def _load(document: Document, path: str, base: Spec | None) -> Spec:
     raise PolicyErrors(sorted(errors, key=lambda e: int(e.where.rpartition(":")[2])))
 
 
-def duration(value: float | str) -> float:
+def _duration(value: float | str) -> float:
     """Seconds of a number, or of text with a unit that fits the schema."""
-    if isinstance(value, str):
-        found = re.match(DURATION_PATTERN, value)
-        if found is None:
-            raise ValueError(f"{value!r} is not a duration")
-        return float(found[1]) * _SCALE[found[3]]
-    return float(value)
+    found = re.match(DURATION_PATTERN, str(value))
+    return float(value) if found is None else float(found[1]) * _SCALE[found[3]]
 
 
 def _seconds(data: dict[str, Any], *keys: str) -> dict[str, Any]:
-    return {k: duration(v) if k in keys else v for k, v in data.items()}
+    return {k: _duration(v) if k in keys else v for k, v in data.items()}
 
 
 def _method(data: dict[str, Any]) -> Method:
@@ -166,5 +162,5 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "traffic": lambda data: Traffic(**_seconds(data, "burst")),
     "method": _method,
     "limits": lambda data: Limits(**_seconds(data, "seconds")),
-    "warmup": duration,
+    "warmup": _duration,
 }
