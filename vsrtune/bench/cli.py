@@ -176,7 +176,8 @@ _END = re.compile(r"(?:(?P<host>[^:]+):)?(?P<device>[^@:]+)(?:@(?P<namespace>[^@
 
 def short_spec(given: dict[str, Any]) -> Spec:
     """The specification that the command-line options describe."""
-    from vsrtune.bench.spec.parser import load_data
+    from vsrtune.bench.spec.parser import load
+    from vsrtune.policy.yaml_reader import Document
 
     native = "native" in given
     if native and "guest" in given:
@@ -202,7 +203,7 @@ def short_spec(given: dict[str, Any]) -> Spec:
         "traffic": traffic,
         "method": {"kind": "sweep", "rates": rates, **those("seconds", "repeats")},
     }
-    return load_data(data, "command line")
+    return load(Document(data), "command line")
 
 
 def _endpoint(text: str, option: str) -> dict[str, str]:

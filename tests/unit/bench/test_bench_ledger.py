@@ -30,13 +30,6 @@ def test_what_is_not_done_is_pending_after_a_restart(path: Path) -> None:
         assert ledger.add("c", {}) > second
 
 
-def test_a_ledger_with_nothing_pending_begins_anew(path: Path) -> None:
-    with BenchLedger.open(path) as ledger:
-        ledger.done(ledger.add("a", {}))
-    with BenchLedger.open(path):
-        assert path.stat().st_size == 0
-
-
 def test_a_torn_last_line_is_cut_off(path: Path) -> None:
     with BenchLedger.open(path) as ledger:
         ledger.add("a", {})

@@ -11,7 +11,7 @@ import pytest
 from vsrtune.bench.spec import model
 from vsrtune.bench.spec.parser import load_text, with_policy
 from vsrtune.bench.spec.schema import KINDS, schema
-from vsrtune.core.errors import PolicyError, VsrtuneError
+from vsrtune.core.errors import PolicyError
 from vsrtune.policy.model import PolicyErrors
 
 WHOLE = """\
@@ -81,16 +81,6 @@ def test_policy_is_named_and_then_given() -> None:
     assert with_policy(spec, "guest: vr1\n").configuration.policy == "guest: vr1\n"
     with pytest.raises(PolicyError, match=r"specs/\.\./p\.yaml:1"):
         with_policy(spec, "gust: vr1\n")
-
-
-def test_a_file_may_hold_several_policies() -> None:
-    spec = load_text(SMALL + "configuration: {tuning: policy, policy: p.yaml}\n", "x.yaml")
-    text = "guest: a\n---\nguest: b\n"
-    assert with_policy(spec, text).configuration.policy == text
-    with pytest.raises(PolicyError, match=r"p\.yaml:3"):
-        with_policy(spec, "guest: a\n---\ngust: b\n")
-    with pytest.raises(VsrtuneError, match="no policy"):
-        with_policy(spec, "\n")
 
 
 def test_later_file_of_a_comparison() -> None:

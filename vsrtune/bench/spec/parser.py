@@ -47,13 +47,7 @@ def load_text(text: str, path: str, base: Spec | None = None) -> Spec:
 
     Raises PolicyErrors with every error of structure, or if there is none, of meaning.
     """
-    return _load(read(text, path, KIND), path, base)
-
-
-def load_data(data: dict[str, Any], path: str) -> Spec:
-    """A Spec of plain data with the keys of a file (command-line short forms);
-    ``path`` is used in messages. Raises PolicyErrors."""
-    return _load(Document(data), path, None)
+    return load(read(text, path, KIND), path, base)
 
 
 def with_policy(spec: Spec, text: str) -> Spec:
@@ -79,7 +73,8 @@ def policies(configuration: Configuration) -> tuple[Policy, ...]:
     return tuple(found)
 
 
-def _load(document: Document, path: str, base: Spec | None) -> Spec:
+def load(document: Document, path: str, base: Spec | None = None) -> Spec:
+    """As ``load_text``, of plain data with the keys of a file."""
     require_mapping(document, path, "write keys such as left, right and routers", KIND)
     errors = [
         *document.errors,
