@@ -131,7 +131,7 @@ def compare(spec_files: tuple[Path, ...], pairs: int, **how: Any) -> int:
 @html_file_option
 def report(result: Path, html_file: Path | None) -> None:
     """Show a result stored with --json, on any machine."""
-    from vsrtune.bench.report.results import outcome_from_json
+    from vsrtune.bench.report.files import outcome_from_json
 
     check_outputs(None, html_file)
     text = click.get_text_stream("stdin").read() if str(result) == "-" else result.read_text()
@@ -236,7 +236,7 @@ def check_outputs(json_file: Path | None, html_file: Path | None) -> None:
 def deliver(outcome: Outcome, json_file: Path | None, html_file: Path | None) -> None:
     """Print and store a result; store it first, because it cannot be had again."""
     from vsrtune.bench.report import tables
-    from vsrtune.bench.report.results import outcome_to_json
+    from vsrtune.bench.report.files import outcome_to_json
 
     if json_file is not None:
         text = outcome_to_json(outcome)
@@ -245,9 +245,9 @@ def deliver(outcome: Outcome, json_file: Path | None, html_file: Path | None) ->
         else:
             json_file.write_text(text, encoding="utf-8")
     if html_file is not None:
-        from vsrtune.bench.report import html
+        from vsrtune.bench.report.files import write_page
 
-        html.write(outcome, html_file)
+        write_page(outcome, html_file)
     if str(json_file) != "-":
         from vsrtune.cli import render
 

@@ -10,7 +10,7 @@ import bench_samples as samples
 import pytest
 
 from vsrtune.bench.cli import read_spec, short_spec
-from vsrtune.bench.report.results import outcome_from_json, outcome_to_json
+from vsrtune.bench.report.files import outcome_from_json, outcome_to_json
 from vsrtune.bench.spec.model import Tuning
 from vsrtune.cli import main
 from vsrtune.core.errors import VsrtuneError

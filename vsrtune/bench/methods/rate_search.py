@@ -22,7 +22,7 @@ from statistics import fmean
 from typing import Any
 
 from vsrtune.bench.methods.schedule import MethodRun, even_load, spread_of
-from vsrtune.bench.methods.search import Ask, Search
+from vsrtune.bench.methods.search import Ask, BoundsSearch
 from vsrtune.bench.spec.model import Spec, Trial
 
 SHORTEST = 0.5
@@ -40,7 +40,7 @@ def throughput(spec: Spec) -> MethodRun:
     steps: list[dict[str, Any]] = []
     at: dict[int, list[Trial]] = {}
     coarse = _short(spec) < method.seconds or method.trials > 1
-    search = Search(method.low, method.high, method.precision, coarse=coarse)
+    search = BoundsSearch(method.low, method.high, method.precision, coarse=coarse)
     while (ask := search.next()) is not None:
         seconds = _short(spec) if ask.short else method.seconds
         trials: list[Trial] = []
@@ -122,7 +122,7 @@ def back_to_back(spec: Spec) -> MethodRun:
     bursts: list[float] = []
     at_high = 0
     for _ in range(method.repeats):
-        search = Search(method.low, method.high, method.precision, coarse=False)
+        search = BoundsSearch(method.low, method.high, method.precision, coarse=False)
         while (ask := search.next()) is not None:
             trial = yield even_load(spec, rate, ask.value / rate, frames=ask.value)
             passed = trial.sent > 0 and trial.forwarded >= trial.sent

@@ -40,7 +40,7 @@ class Bounds:
     by_generator: bool = False
 
 
-class Search:
+class BoundsSearch:
     """Searches the highest value from ``low`` to ``high`` that passes, until the bounds are
     ``precision`` (a share) apart or neighbours. ``coarse`` makes the coarse pass first. No value
     outside the bounds is ever asked for."""

@@ -1,13 +1,45 @@
-"""A result as one HTML file with tables and plots, which fetches nothing from elsewhere."""
+"""Outcomes as files: JSON and back, and one HTML page with tables and plots, which fetches nothing
+from elsewhere."""
 
 from __future__ import annotations
 
+import json
 from importlib.resources import files
 from pathlib import Path
 
 from vsrtune.bench.report import plots, summaries, tables
 from vsrtune.bench.spec.model import Outcome
+from vsrtune.core.codec import decode, encode
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.views.tables import filled
+
+FORMAT = "vsrtune-bench/1"
+
+
+def outcome_to_json(outcome: Outcome) -> str:
+    """The outcome as JSON text, indented, ending in a newline."""
+    data = {"format": FORMAT, **encode(outcome)}
+    return json.dumps(data, indent=1, ensure_ascii=False) + "\n"
+
+
+def outcome_from_json(text: str, path: str = "") -> Outcome:
+    """Read the text of ``outcome_to_json``; ``path`` is used in messages. Raises VsrtuneError."""
+    hint = "name a file that vsrtune bench wrote with --json"
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError):
+        raise VsrtuneError("the file is not JSON", where=path, hint=hint) from None
+    if not isinstance(data, dict) or "format" not in data:
+        raise VsrtuneError("the file is not a bench result", where=path, hint=hint)
+    if data.pop("format") != FORMAT:
+        raise VsrtuneError(
+            "the result has another version's format", where=path, hint=f"this one reads {FORMAT}"
+        )
+    try:
+        return decode(Outcome, data)
+    except VsrtuneError as error:
+        where = f"{path}: {error.where}" if path else error.where
+        raise VsrtuneError(error.what, where=where, hint=hint) from None
 
 
 def page(outcome: Outcome) -> str:
@@ -38,7 +70,7 @@ def page(outcome: Outcome) -> str:
     )
 
 
-def write(outcome: Outcome, path: Path) -> None:
+def write_page(outcome: Outcome, path: Path) -> None:
     """Write the report; replace an existing file as a whole."""
     text = page(outcome)
     aside = path.with_name(f".{path.name}.new")
