@@ -75,9 +75,9 @@ def effort(before: Usage, after: Usage, beyond: float) -> Effort:
     seconds["softirq"] = after.softirq - before.softirq
     seconds["idle"] = max(0.0, after.idle - before.idle - max(0.0, beyond) * after.cpus)
     return Effort(
-        cpu_seconds={role: round(spent, 6) for role, spent in seconds.items()},
-        switches=dict(switches),
-        migrations=dict(migrations),
+        cpu_seconds={role: round(seconds[role], 6) for role in sorted(seconds)},
+        switches={role: switches[role] for role in sorted(switches)},
+        migrations={role: migrations[role] for role in sorted(migrations)},
         missing=len(before.threads.keys() | after.threads.keys()) - len(both),
     )
 
