@@ -86,9 +86,7 @@ class Tester(Closing):
         both legs; waits up to ``seconds`` for them. With several guests, whether all flows
         pass and each guest that is plugged in takes some: flows of a guest that does not read
         yet may go to the others."""
-        found = next((r for r in self._spec.routers if r.name == router), None)
-        if found is None:
-            raise VsrtuneError("there is no such router in the spec", where=router)
+        [found] = [r for r in self._spec.routers if r.name == router]
         several = len(found.members)
         flows = MEMBER_PROBES * several or 1
         count, enough = (flows, flows) if several else (READY_PROBES, 1)

@@ -109,11 +109,9 @@ class Attachments:
         self._uri = uri
         self._cards: tuple[Card, ...] = ()
 
-    def check(self, configurations: Sequence[Configuration]) -> None:
-        for wanted in filter(asks, configurations):
-            self._check(wanted)
-
-    def _check(self, wanted: Configuration) -> None:
+    def check(self, wanted: Configuration) -> None:
+        if not asks(wanted):
+            return
         if not self._routers:
             raise VsrtuneError(
                 "no router is a guest, there is nothing to attach",

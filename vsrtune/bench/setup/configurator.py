@@ -106,10 +106,9 @@ class Configurator(Closing):
 
     def check(self, configurations: Sequence[Configuration]) -> None:
         """Refuse what this host cannot do, before anything is changed. Raises VsrtuneError."""
-        for layer in self._layers:
-            layer.check(configurations)
         for configuration in configurations:
-            self._tuner.check(configuration)
+            for part in (*self._layers, self._tuner):
+                part.check(configuration)
 
     def apply(self, configuration: Configuration) -> tuple[str, ...]:
         """Take back the present tuning and apply ``configuration`` to the routers.

@@ -6,7 +6,7 @@ interrupted step back, and a put-back here does this first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from vsrtune.attach.plan.model import AttachHostState
@@ -28,17 +28,15 @@ class Members:
         # Members at first, by the group's name.
         self._first: dict[str, int] = {}
 
-    def check(self, configurations: Sequence[Configuration]) -> None:
+    def check(self, wanted: Configuration) -> None:
         """Refuse numbers that these groups cannot have, and groups whose plugged members are not
         the first ones, because then no number would tell what to put back. Changes nothing."""
-        if not any(c.scale for c in configurations):
+        if not wanted.scale:
             return
         with opened(self._uri) as (_, host):
-            for name in {name for c in configurations for name in c.scale}:
+            for name, count in wanted.scale.items():
                 self._first[name] = _first_ones(name, host)
-            for configuration in configurations:
-                for name, count in configuration.scale.items():
-                    group_scale.scale(name, count, host)
+                group_scale.scale(name, count, host)
 
     def state(self, wanted: Configuration) -> dict[str, int] | None:
         members = {**self._first, **wanted.scale}
