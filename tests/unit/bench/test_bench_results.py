@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import bench_samples as samples
 import pytest
@@ -12,6 +13,7 @@ from bench_router import FakeRouter, spec
 from vsrtune.bench.methods import methods
 from vsrtune.bench.methods.schedule import run
 from vsrtune.bench.report.files import outcome_from_json, outcome_to_json
+from vsrtune.bench.report.tables import outcome_tables
 from vsrtune.bench.spec.model import Latency, Method, Outcome
 from vsrtune.core.errors import VsrtuneError
 
@@ -37,6 +39,12 @@ def test_no_probe_heard_is_not_a_lost_result() -> None:
     trial = replace(samples.trial("untuned", 8000, 8000), latency=mute)
     outcome = replace(samples.outcome(), trials=(trial,))
     assert outcome_from_json(outcome_to_json(outcome)) == outcome
+
+
+def test_what_an_earlier_version_stored_is_shown() -> None:
+    place = Path(__file__).resolve().parents[3] / "docs" / "results" / "raw" / "seed002"
+    outcome = outcome_from_json((place / "native-1x64.json").read_text())
+    assert "Sweep" in [table.title for table in outcome_tables(outcome)]
 
 
 def broken(**change: object) -> str:

@@ -75,7 +75,7 @@ def _sweep(s: Summary) -> Table:
     rows = [("peak", f"{number(peak['pps'])} pps at {number(peak['offered'])} pps offered")]
     if s["at_highest"] is not None:
         rows.append(("at the highest load", f"{percent(s['at_highest'])} % of the peak"))
-    if s["generator_limited"]:
+    if s.get("generator_limited"):
         limited = ", ".join(number(rate) for rate in s["generator_limited"])
         rows.append(("generator fell short", f"at {limited} pps offered"))
     return _words("Sweep", rows)
