@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
+from vsrtune.bench.report.files import outcome_from_json
 from vsrtune.bench.report.points import Point, by_configuration
-from vsrtune.bench.report.results import outcome_from_json
 from vsrtune.bench.spec.model import Outcome, Trial
 from vsrtune.core.stats import Ratio, paired_ratio
 

@@ -221,7 +221,9 @@ def _plots(figure: Figure, data: Data, docs: Path) -> list[str]:
         return [f"The plot needs `{run}`, which has not been measured.", ""]
     lines = []
     for name, drawn in made.items():
-        plots.png(drawn, docs / "png" / f"{name}.png")
+        drawn.savefig(
+            docs / "png" / f"{name}.png", format="png", dpi=110, metadata={"Software": None}
+        )
         lines += [f"![{figure.title}](png/{name}.png)", ""]
     return lines
 

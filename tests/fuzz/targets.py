@@ -15,7 +15,6 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from vsrtune.bench.measure.counters import parse_softnet_drops
 from vsrtune.bench.spec import parser as spec
 from vsrtune.core import codec
 from vsrtune.core.cpuset import CpuSet
@@ -27,7 +26,7 @@ from vsrtune.host.cpus import parse_books
 from vsrtune.host.ethtool import parse_statistics
 from vsrtune.host.interrupts import parse_interrupts
 from vsrtune.host.libvirt import DomainText
-from vsrtune.host.netdev import parse_uevent
+from vsrtune.host.netdev import parse_softnet, parse_uevent
 from vsrtune.host.procfs import (
     napi_device,
     parse_cgroup,
@@ -118,7 +117,7 @@ def proc_texts(data: bytes) -> None:
     parse_hist(content)
     count_by(content, "common_pid")
     with contextlib.suppress(ValueError, IndexError):
-        parse_softnet_drops(content)
+        parse_softnet(content)
 
 
 # -- the kernel's binary answers

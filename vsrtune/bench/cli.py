@@ -22,20 +22,26 @@ _MAX_BYTES = 256 * 1024
 _SPEC_FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 _OUTPUT = click.Path(path_type=Path, dir_okay=False, allow_dash=True)
 
-json_file_option = click.option(
-    "--json",
-    "json_file",
-    type=_OUTPUT,
-    help="Store the result here; - prints it instead of tables.",
-)
 html_file_option = click.option(
     "--html", "html_file", type=click.Path(path_type=Path, dir_okay=False),
     help="Write a report with plots here (needs python3-matplotlib).",
 )  # fmt: skip
-seed_option = click.option(
-    "--seed", type=click.IntRange(0), help="Order of the trials; drawn and printed by default."
+_MEASURING = (
+    click.option(
+        "--json",
+        "json_file",
+        type=_OUTPUT,
+        help="Store the result here; - prints it instead of tables.",
+    ),
+    html_file_option,
+    click.option(
+        "--seed",
+        type=click.IntRange(0),
+        help="Order of the trials; drawn and printed by default.",
+    ),
+    click.option("--quiet", is_flag=True, help="No progress on standard error."),
+    uri_option,
 )
-quiet_option = click.option("--quiet", is_flag=True, help="No progress on standard error.")
 
 
 @click.group()
@@ -68,21 +74,9 @@ def bench() -> None:
     click.option("--repeats", type=int, help="Trials at each rate."),
     click.option("--size", help="Frame size without FCS, 60 to 1514, or imix."),
     click.option("--flows", type=int, help="Flows, 1 to 1000000."),
-    json_file_option,
-    html_file_option,
-    seed_option,
-    quiet_option,
-    uri_option,
+    *_MEASURING,
 )
-def run(
-    spec_file: Path | None,
-    json_file: Path | None,
-    html_file: Path | None,
-    seed: int | None,
-    quiet: bool,
-    uri: str,
-    **short: Any,
-) -> int:
+def run(spec_file: Path | None, **given: Any) -> int:
     """Measure what SPEC.yaml describes, or what the options do.
 
     \b
@@ -94,14 +88,13 @@ def run(
     """
     from vsrtune.bench import session
 
-    given = {name: value for name, value in short.items() if value not in (None, False)}
-    if spec_file is not None and given:
-        names = ", ".join(f"--{name}" for name in given)
+    how = {name: given.pop(name) for name in ("json_file", "html_file", "seed", "quiet", "uri")}
+    short = {name: value for name, value in given.items() if value not in (None, False)}
+    if spec_file is not None and short:
+        names = ", ".join(f"--{name}" for name in short)
         raise click.UsageError(f"{names}: write this in {spec_file}, or leave the file out")
-    spec = read_spec(spec_file) if spec_file is not None else short_spec(given)
-    measure = partial(session.run_spec, spec, seed=_seed(seed), uri=uri)
-    _measure(measure, json_file, html_file, quiet)
-    return ExitCode.DONE
+    spec = read_spec(spec_file) if spec_file is not None else short_spec(short)
+    return _measure(partial(session.run_spec, spec), **how)
 
 
 @bench.command()
@@ -111,21 +104,9 @@ def run(
         "--pairs", type=click.IntRange(1), default=9, show_default=True,
         help="Rounds; in each every configuration meets every load.",
     ),
-    json_file_option,
-    html_file_option,
-    seed_option,
-    quiet_option,
-    uri_option,
+    *_MEASURING,
 )  # fmt: skip
-def compare(
-    spec_files: tuple[Path, ...],
-    pairs: int,
-    json_file: Path | None,
-    html_file: Path | None,
-    seed: int | None,
-    quiet: bool,
-    uri: str,
-) -> int:
+def compare(spec_files: tuple[Path, ...], pairs: int, **how: Any) -> int:
     """Measure configurations in turn, interleaved, and say which differ.
 
     The first file says what is measured and is the baseline; the others need only a name
@@ -140,9 +121,7 @@ def compare(
         raise click.UsageError("name at least two files, the baseline first")
     first = read_spec(spec_files[0])
     specs = [first, *(read_spec(path, first) for path in spec_files[1:])]
-    measure = partial(session.compare_specs, specs, pairs=pairs, seed=_seed(seed), uri=uri)
-    _measure(measure, json_file, html_file, quiet)
-    return ExitCode.DONE
+    return _measure(partial(session.compare_specs, specs, pairs=pairs), **how)
 
 
 @bench.command()
@@ -152,7 +131,7 @@ def compare(
 @html_file_option
 def report(result: Path, html_file: Path | None) -> None:
     """Show a result stored with --json, on any machine."""
-    from vsrtune.bench.report.results import outcome_from_json
+    from vsrtune.bench.report.files import outcome_from_json
 
     check_outputs(None, html_file)
     text = click.get_text_stream("stdin").read() if str(result) == "-" else result.read_text()
@@ -178,32 +157,35 @@ def clean() -> int:
 
 
 def read_spec(path: Path, base: Spec | None = None) -> Spec:
-    """Read a specification file and the text of its policy. Raises SpecErrors, PolicyErrors."""
+    """Read a specification file and the text of its policy. Raises PolicyErrors."""
     from vsrtune.bench.spec.parser import load_text, with_policy
+    from vsrtune.observe.config_files import read_text
 
-    spec = load_text(_text(path), str(path), base)
+    spec = load_text(read_text(path), str(path), base)
     named = spec.configuration.policy_path
-    return spec if named is None else with_policy(spec, _text(Path(named), str(path)))
+    if named is None:
+        return spec
+    policies = read_text(Path(named), _MAX_BYTES)
+    if len(policies.encode("utf-8", "replace")) > _MAX_BYTES:
+        raise VsrtuneError(f"longer than {_MAX_BYTES} bytes", where=named)
+    return with_policy(spec, policies)
 
 
 _END = re.compile(r"(?:(?P<host>[^:]+):)?(?P<device>[^@:]+)(?:@(?P<namespace>[^@]+))?")
-_NEEDED = ("left", "right", "source", "destination")
 
 
 def short_spec(given: dict[str, Any]) -> Spec:
     """The specification that the command-line options describe."""
-    from vsrtune.bench.spec.parser import load_data
+    from vsrtune.bench.spec.parser import load
+    from vsrtune.policy.yaml_reader import Document
 
-    missing = [f"--{name}" for name in _NEEDED if name not in given]
-    if "guest" in given and given.get("native"):
+    native = "native" in given
+    if native and "guest" in given:
         raise click.UsageError("--guest and --native exclude each other")
-    if "guest" not in given and not given.get("native"):
-        missing.insert(0, "--guest")
-    if given.get("native") and "mac" not in given:
-        missing.append("--mac")
+    needed = ("left", "right", "source", "destination", "mac" if native else "guest")
+    missing = ", ".join(f"--{name}" for name in needed if name not in given)
     if missing:
-        raise click.UsageError(f"without SPEC.yaml, {', '.join(missing)} must be given")
-    native = bool(given.get("native"))
+        raise click.UsageError(f"without SPEC.yaml, {missing} must be given")
 
     def those(*names: str) -> dict[str, Any]:
         return {name: given[name] for name in names if name in given}
@@ -212,16 +194,16 @@ def short_spec(given: dict[str, Any]) -> Spec:
     if str(traffic.get("size", "")).isdecimal():
         traffic["size"] = int(traffic["size"])
     rates = _rates(given.get("rates", "1000,4000,16000"))
-    router = {"native": "host"} if native else {"guest": given["guest"]}
+    router = {"native": "host"} if native else those("guest")
     data: dict[str, Any] = {
-        "name": "native" if native else given["guest"],
+        "name": given.get("guest", "native"),
         "left": _endpoint(given["left"], "--left"),
         "right": _endpoint(given["right"], "--right"),
         "routers": [{**router, "forth": those("mac", "source", "destination")}],
         "traffic": traffic,
         "method": {"kind": "sweep", "rates": rates, **those("seconds", "repeats")},
     }
-    return load_data(data, "command line")
+    return load(Document(data), "command line")
 
 
 def _endpoint(text: str, option: str) -> dict[str, str]:
@@ -254,7 +236,7 @@ def check_outputs(json_file: Path | None, html_file: Path | None) -> None:
 def deliver(outcome: Outcome, json_file: Path | None, html_file: Path | None) -> None:
     """Print and store a result; store it first, because it cannot be had again."""
     from vsrtune.bench.report import tables
-    from vsrtune.bench.report.results import outcome_to_json
+    from vsrtune.bench.report.files import outcome_to_json
 
     if json_file is not None:
         text = outcome_to_json(outcome)
@@ -263,9 +245,9 @@ def deliver(outcome: Outcome, json_file: Path | None, html_file: Path | None) ->
         else:
             json_file.write_text(text, encoding="utf-8")
     if html_file is not None:
-        from vsrtune.bench.report import html
+        from vsrtune.bench.report.files import write_page
 
-        html.write(outcome, html_file)
+        write_page(outcome, html_file)
     if str(json_file) != "-":
         from vsrtune.cli import render
 
@@ -273,40 +255,25 @@ def deliver(outcome: Outcome, json_file: Path | None, html_file: Path | None) ->
 
 
 def _measure(
-    measure: Callable[..., Outcome], json_file: Path | None, html_file: Path | None, quiet: bool
-) -> None:
+    measure: Callable[..., Outcome],
+    json_file: Path | None,
+    html_file: Path | None,
+    seed: int | None,
+    quiet: bool,
+    uri: str,
+) -> int:
     """Measure and deliver. After an error or Ctrl-C, deliver the trials made before it, then
     raise it again."""
     from vsrtune.bench.progress import ProgressWatch
     from vsrtune.bench.session import Unfinished
 
     check_outputs(json_file, html_file)
+    seed = random.SystemRandom().randrange(1_000_000) if seed is None else seed
     try:
         with ProgressWatch(quiet=quiet) as watch:
-            outcome = measure(watch=watch)
+            outcome = measure(seed=seed, uri=uri, watch=watch)
     except Unfinished as stop:
         deliver(stop.outcome, json_file, html_file)
         raise
     deliver(outcome, json_file, html_file)
-
-
-def _seed(seed: int | None) -> int:
-    return random.SystemRandom().randrange(1_000_000) if seed is None else seed
-
-
-def _text(path: Path, where: str = "") -> str:
-    """The text of a file. Raises VsrtuneError for a file that cannot be read, is no text or is
-    too long."""
-    try:
-        with path.open("rb") as file:
-            raw = file.read(_MAX_BYTES + 1)
-    except OSError as error:
-        reason = error.strerror or "unknown reason"
-        what = f"{path} cannot be read: {reason}" if where else f"cannot be read: {reason}"
-        raise VsrtuneError(what, where=where or str(path)) from None
-    if len(raw) > _MAX_BYTES:
-        raise VsrtuneError(f"longer than {_MAX_BYTES} bytes", where=str(path))
-    try:
-        return raw.decode("utf-8")
-    except UnicodeDecodeError:
-        raise VsrtuneError("the text is not UTF-8", where=str(path)) from None
+    return ExitCode.DONE

@@ -5,76 +5,57 @@ A terminal gets a bar; otherwise each trial gets a line, so that a log tells the
 
 from __future__ import annotations
 
-import sys
-from typing import TYPE_CHECKING, Self
-
 from vsrtune.bench.spec.model import Trial
 from vsrtune.core.closing import Closing
 from vsrtune.core.text import printable
-
-if TYPE_CHECKING:
-    from rich.progress import Progress as Bar
-    from rich.progress import TaskID
 
 
 class ProgressWatch(Closing):
     """Shows the progress of one run. A context manager; silent when ``quiet``."""
 
     def __init__(self, *, quiet: bool = False) -> None:
-        self._quiet = quiet
-        self._bar: Bar | None = None
-        self._task: TaskID | None = None
+        from rich.console import Console
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+        from rich.progress import Progress as Bar
+
+        console = Console(stderr=True, quiet=quiet, soft_wrap=True)
+        self._bar = Bar(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=console,
+            transient=True,
+            disable=quiet or not console.is_terminal,
+        )
+        self._task = self._bar.add_task("looking at the host", total=None)
         self._made = 0
         self._total: int | None = None
-
-    def __enter__(self) -> Self:
-        if not self._quiet and sys.stderr.isatty():
-            from rich.console import Console
-            from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-            from rich.progress import Progress as Bar
-
-            self._bar = Bar(
-                TextColumn("{task.description}", markup=False),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TimeRemainingColumn(),
-                console=Console(stderr=True),
-                transient=True,
-            )
-            self._bar.start()
-            self._task = self._bar.add_task("looking at the host", total=None)
-        return self
+        self._bar.start()
 
     def close(self) -> None:
         """Remove the bar from the screen."""
-        if self._bar is not None:
+        if not self._bar.disable:
             self._bar.stop()
 
     def say(self, text: str) -> None:
         """Print a remark that stays on the screen."""
-        if self._bar is not None:
-            self._bar.console.print(printable(text), markup=False, highlight=False)
-        elif not self._quiet:
-            sys.stderr.write(f"vsrtune: {printable(text)}\n")
-            sys.stderr.flush()
+        self._bar.console.print(f"vsrtune: {printable(text)}", markup=False, highlight=False)
 
     def doing(self, text: str) -> None:
         """Show the present work on the bar."""
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, description=text)
+        self._bar.update(self._task, description=text)
 
     def expect(self, trials: int | None) -> None:
         """Begin the trials, so many in all; None when a search decides how many."""
         self._total = trials
-        if self._bar is not None and self._task is not None:
-            self._bar.reset(self._task, total=trials, description="first trial")
+        self._bar.reset(self._task, total=trials, description="first trial")
 
     def made(self, trial: Trial) -> None:
         """Show a trial that was made."""
         self._made += 1
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, description=describe(trial), completed=self._made)
-        else:
+        self._bar.update(self._task, description=describe(trial), completed=self._made)
+        if self._bar.disable:
             total = "" if self._total is None else f" of {self._total}"
             self.say(f"trial {self._made}{total}: {describe(trial)}")
 

@@ -10,17 +10,19 @@ from __future__ import annotations
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from types import FrameType, TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any
 
 from vsrtune import __version__
-from vsrtune.bench.cleanup import guard
+from vsrtune.bench.cleanup.cleaners import CLEANERS
+from vsrtune.bench.cleanup.guard import RunGuard
 from vsrtune.bench.cleanup.ledger import BenchLedger
+from vsrtune.bench.measure.counters import guests_of
 from vsrtune.bench.measure.tester import Tester
 from vsrtune.bench.methods import compare, methods
+from vsrtune.bench.methods.compare import CompareRun
 from vsrtune.bench.methods.schedule import run
 from vsrtune.bench.progress import ProgressWatch
 from vsrtune.bench.report.environment import environment
@@ -34,8 +36,6 @@ from vsrtune.observe.observer import live_observer
 
 # A guest needs a moment after its interface was plugged in again, an emulated one longer.
 READY_SECONDS = 90.0
-
-Order = TypeVar("Order")
 
 
 class Unfinished(VsrtuneError):
@@ -54,14 +54,10 @@ class Unfinished(VsrtuneError):
 def run_spec(spec: Spec, *, seed: int, watch: ProgressWatch, uri: str) -> Outcome:
     """Measure one specification by its method. The host is restored in any case. Raises
     VsrtuneError, or Unfinished when some trials were made."""
-    session = _Session(spec, (spec.configuration,), watch, uri)
-    with session.keeping(spec.method.kind, seed), session:
-        summary = session.drive(
-            methods.start(session.spec, seed),
-            lambda load: session.trial(0, load),
-            methods.trials(session.spec),
-        )
-    return session.outcome(spec.method.kind, summary, seed)
+    session = _Session(spec, (spec.configuration,), watch, uri, spec.method.kind, seed)
+    return session.run(
+        lambda whole: compare.tagged(0, methods.start(whole, seed)), methods.trials(spec)
+    )
 
 
 def compare_specs(
@@ -70,14 +66,11 @@ def compare_specs(
     """Measure the configurations of ``specs`` in turn. The first is the baseline and defines
     the measurement. The host is restored in any case. Raises as ``run_spec`` does."""
     configurations = tuple(spec.configuration for spec in specs)
-    session = _Session(specs[0], configurations, watch, uri)
-    with session.keeping("compare", seed), session:
-        summary = session.drive(
-            compare.compare(session.spec, configurations, pairs, seed),
-            lambda order: session.trial(*order),
-            compare.trials(session.spec, len(specs), pairs),
-        )
-    return session.outcome("compare", summary, seed)
+    session = _Session(specs[0], configurations, watch, uri, "compare", seed)
+    return session.run(
+        lambda whole: compare.compare(whole, configurations, pairs, seed),
+        compare.trials(specs[0], len(specs), pairs),
+    )
 
 
 def clean() -> list[str]:
@@ -85,7 +78,7 @@ def clean() -> list[str]:
     VsrtuneError that names what could not be taken back."""
     with BenchLedger.open() as ledger:
         pending = ledger.pending()
-        _fail(guard.clean(ledger))
+        _fail(ledger.resolve(CLEANERS))
         return [f"cleaned: {entry.kind}" for entry in pending]
 
 
@@ -99,13 +92,7 @@ def with_macs(spec: Spec, snapshot: Snapshot) -> Spec:
 def _router(router: Router, snapshot: Snapshot) -> Router:
     if router.native:
         return router
-    running = {g.ref: g for g in snapshot.guests}
-    for name in router.guests:
-        if name not in running:
-            raise VsrtuneError(
-                "no such guest is running", where=name, hint="`vsrtune show` lists them"
-            )
-    macs = [interface.mac for interface in running[router.guests[0]].interfaces]
+    macs = [interface.mac for interface in guests_of(router, snapshot)[0].interfaces]
 
     def known(leg: Leg, index: int) -> Leg:
         if leg.mac:
@@ -123,29 +110,52 @@ def _router(router: Router, snapshot: Snapshot) -> Router:
 
 
 class _Session:
-    """An open run. ``spec`` is complete once entered; ``trial`` measures."""
+    """A run. ``spec`` is complete once the run began."""
 
     def __init__(
-        self, spec: Spec, configurations: tuple[Configuration, ...], watch: ProgressWatch, uri: str
+        self,
+        spec: Spec,
+        configurations: tuple[Configuration, ...],
+        watch: ProgressWatch,
+        uri: str,
+        method: str,
+        seed: int,
     ) -> None:
         self.spec = spec
         self._configurations = configurations
         self._watch = watch
         self._uri = uri
+        self._method = method
+        self._seed = seed
         self._environment: dict[str, Any] = {}
-        self._present: int | None = None
         self._trials: list[Trial] = []
         self._started = datetime.now(UTC).isoformat(timespec="seconds")
-        self._stack = contextlib.ExitStack()
 
-    def __enter__(self) -> Self:
+    def run(self, start: Callable[[Spec], CompareRun], trials: int | None) -> Outcome:
+        """Run the method that ``start`` gives for the complete specification to its end."""
+        try:
+            with self._opened():
+                self._watch.expect(trials)
+                summary, _ = run(start(self.spec), self._trial)
+        except (VsrtuneError, KeyboardInterrupt) as error:
+            # An error must not lose hours of trials.
+            if not self._trials:
+                raise
+            why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
+            raise Unfinished(self._outcome({}, why), error) from error
+        return self._outcome(summary)
+
+    @contextlib.contextmanager
+    def _opened(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
-            stack.enter_context(_signals())
+            # SIGTERM and SIGHUP end the run as Ctrl-C does, after restoring the host.
+            for number in (signal.SIGTERM, signal.SIGHUP):
+                before = signal.signal(number, signal.default_int_handler)
+                stack.callback(signal.signal, number, before)
             ledger = stack.enter_context(BenchLedger.open())
-            _fail(guard.clean(ledger))
-            stack.enter_context(guard.start(ledger))
-            observer = live_observer(self._uri)
-            self._observe: Callable[[], Snapshot] = observer.observe
+            _fail(ledger.resolve(CLEANERS))
+            stack.enter_context(RunGuard(ledger))
+            self._observe = live_observer(self._uri).observe
             self.spec = with_macs(self.spec, self._observe())
             self._tester = stack.enter_context(Tester(self.spec, ledger, self._observe))
             self._configurator = stack.enter_context(
@@ -154,75 +164,39 @@ class _Session:
             self._configurator.check(self._configurations)
             self._watch.doing("waiting for the routers to forward")
             self._wait_ready()
-            self._stack = stack.pop_all()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._watch.doing("restoring the host")
-        self._stack.__exit__(kind, error, trace)
-
-    @contextlib.contextmanager
-    def keeping(self, method: str, seed: int) -> Iterator[None]:
-        """Raise Unfinished with the trials made so far: an error must not lose hours of trials."""
-        try:
+            stack.callback(self._watch.doing, "restoring the host")
             yield
-        except (VsrtuneError, KeyboardInterrupt) as error:
-            if not self._trials:
-                raise
-            why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
-            outcome = replace(self.outcome(method, {}, seed), unfinished=why)
-            raise Unfinished(outcome, error) from error
 
-    def drive(
-        self,
-        method: Generator[Order, Trial, dict[str, Any]],
-        do_trial: Callable[[Order], Trial],
-        trials: int | None,
-    ) -> dict[str, Any]:
-        """Run the method to its end, and return its summary."""
-        self._watch.expect(trials)
-        summary, _ = run(method, do_trial)
-        return summary
-
-    def trial(self, index: int, load: Load) -> Trial:
+    def _trial(self, order: tuple[int, Load]) -> Trial:
         """Make one trial in the configuration of that index."""
+        index, load = order
         configuration = self._configurations[index]
-        if index != self._present:
-            self._present = None
-            notes = self._configurator.apply(configuration)
-            self._present = index
-            if configuration.name not in self._environment:
-                self._describe(configuration, notes)
+        notes = self._configurator.apply(configuration)
+        if configuration.name not in self._environment:
+            self._describe(configuration, notes)
         trial = self._tester.trial(load, configuration.name)
         self._trials.append(trial)
         self._watch.made(trial)
         return trial
 
-    def outcome(self, method: str, summary: dict[str, Any], seed: int) -> Outcome:
+    def _outcome(self, summary: dict[str, Any], unfinished: str = "") -> Outcome:
         """The outcome of all trials made so far."""
+        names = [c.name for c in self._configurations if c.name in self._environment]
         return Outcome(
             spec=self.spec,
-            method=method,
+            method=self._method,
             configurations=self._configurations,
             trials=tuple(self._trials),
             summary=summary,
-            environment={
-                c.name: self._environment[c.name]
-                for c in self._configurations
-                if c.name in self._environment
-            },
-            seed=seed,
+            environment={name: self._environment[name] for name in names},
+            seed=self._seed,
             started=self._started,
             version=__version__,
+            unfinished=unfinished,
         )
 
     def _describe(self, configuration: Configuration, notes: Sequence[str]) -> None:
-        block = environment(self._observe(), self.spec, configuration)
+        block = environment(self._observe(), self.spec, configuration, self._tester.devices())
         block["notes"] = list(notes)
         self._environment[configuration.name] = block
         for note in notes:
@@ -250,18 +224,3 @@ def _fail(failures: Sequence[Failure]) -> None:
             "an earlier run left what cannot be taken back: " + "; ".join(map(str, failures)),
             hint="put it right by hand, then run `vsrtune bench clean`",
         )
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[None]:
-    """Make SIGTERM and SIGHUP end the run as Ctrl-C does, after restoring the host."""
-
-    def interrupt(_number: int, _frame: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    before = {s: signal.signal(s, interrupt) for s in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)

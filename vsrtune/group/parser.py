@@ -13,8 +13,8 @@ from typing import Any
 from vsrtune.core.errors import PolicyError
 from vsrtune.group.schema import BRIDGE, KINDS, MSR, PVR, schema
 from vsrtune.policy.model import PolicyErrors
-from vsrtune.policy.validation import line_of, structural
-from vsrtune.policy.yaml_reader import KeyPath, dotted, read
+from vsrtune.policy.validation import line_of, located, structural
+from vsrtune.policy.yaml_reader import KeyPath, read
 
 # Key path below ``group``, what is wrong, and a hint.
 _Mistake = tuple[KeyPath, str, str]
@@ -69,10 +69,8 @@ def parse(text: str, path: str) -> Group:
     kind = _kind(inside)
     errors = [problem for _, problem in structural(document, path, schema(kind))]
     if not errors:
-        for below, what, hint in _mistakes(kind, inside):
-            keys = ("group", *below)
-            where = f"{path}:{line_of(document.lines, keys)}"
-            errors.append(PolicyError(f"{dotted(keys)}: {what}", where=where, hint=hint))
+        found = [(("group", *keys), what, hint) for keys, what, hint in _mistakes(kind, inside)]
+        errors += located(found, document.lines, path)
     if errors:
         raise PolicyErrors(errors)
     return Group(

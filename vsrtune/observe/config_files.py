@@ -22,16 +22,17 @@ def read_policy(path: Path) -> Policy:
     return parse(read_text(path), str(path))
 
 
-def read_text(path: Path) -> str:
-    """The text of a configuration file. Raises PolicyErrors when it cannot be read."""
+def read_text(path: Path, most: int = MAX_BYTES) -> str:
+    """The text of a configuration file, up to ``most`` bytes and one. Raises PolicyErrors when it
+    cannot be read."""
     line = 1
     try:
         # Opening a FIFO or device of that name would wait or worse.
         if stat.S_ISREG(path.stat().st_mode):
             with path.open("rb") as file:
-                raw = file.read(MAX_BYTES + 1)
+                raw = file.read(most + 1)
             # What is cut in the middle of a character is too large, as parse reports.
-            return raw.decode("utf-8", "replace" if len(raw) > MAX_BYTES else "strict")
+            return raw.decode("utf-8", "replace" if len(raw) > most else "strict")
         what, hint = "this is no regular file", "name a file of text"
     except OSError as error:
         what = f"the file cannot be read: {error.strerror or 'unknown reason'}"

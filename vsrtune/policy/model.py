@@ -37,12 +37,12 @@ DeviceMap = tuple[tuple[str, CpuSet], ...]
 
 
 class PolicyErrors(PolicyError):
-    """All errors of one or more policy files, in ``errors``."""
+    """All errors of one or more files, policies or other specifications, in ``errors``."""
 
     def __init__(self, errors: Iterable[PolicyError]) -> None:
         self.errors = tuple(errors)
         count = len(self.errors)
-        super().__init__(f"{count} error{'' if count == 1 else 's'} in policy files")
+        super().__init__(f"{count} error{'' if count == 1 else 's'} in files")
 
     def __str__(self) -> str:
         return "\n".join(str(error) for error in self.errors)

@@ -39,7 +39,7 @@ from vsrtune.policy.model import (
 )
 from vsrtune.policy.schema import DEFAULT
 from vsrtune.policy.validation import line_of, structural
-from vsrtune.policy.yaml_reader import KeyPath, dotted, read, shown
+from vsrtune.policy.yaml_reader import Document, KeyPath, dotted, read, shown
 
 BUDGET_KEYS = ("runtime", "period", "deadline", "bandwidth")
 # As fnmatch reads them: a character that stands for itself, and a set of characters.
@@ -55,21 +55,7 @@ def parse(text: str, path: str) -> Policy:
     Raises PolicyErrors with every error found.
     """
     document = read(text, path)
-    if document.data is None and not document.errors:
-        document.errors.append(
-            PolicyError("the file holds no policy", where=f"{path}:1", hint="write guest: NAME")
-        )
-    if document.data is None:
-        raise PolicyErrors(document.errors)
-    if not isinstance(document.data, dict):
-        document.errors.append(
-            PolicyError(
-                f"the file holds {shown(document.data)}, not a mapping",
-                where=f"{path}:1",
-                hint="write keys such as guest: NAME",
-            )
-        )
-        raise PolicyErrors(document.errors)
+    require_mapping(document, path, "write keys such as guest: NAME")
     broken = structural(document, path)
     reader = _Reader(document.lines, path, {keys for keys, _ in broken})
     policy = reader.policy(document.data)
@@ -77,6 +63,19 @@ def parse(text: str, path: str) -> Policy:
     if errors:
         raise PolicyErrors(sorted(errors, key=lambda e: int(e.where.rpartition(":")[2])))
     return policy
+
+
+def require_mapping(document: Document, path: str, hint: str, kind: str = "policy") -> None:
+    """Raises PolicyErrors for a document that is no mapping; ``kind`` is the word for what it
+    should hold."""
+    if isinstance(document.data, dict):
+        return
+    if document.data is not None or not document.errors:
+        empty = document.data is None
+        what = f"no {kind}" if empty else f"{shown(document.data)}, not a mapping"
+        error = PolicyError(f"the file holds {what}", where=f"{path}:1", hint=hint)
+        document.errors.append(error)
+    raise PolicyErrors(document.errors)
 
 
 def broken_below(broken: Iterable[KeyPath], key: str) -> bool:

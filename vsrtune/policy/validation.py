@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from typing import Any
 
@@ -83,6 +83,16 @@ def _validating() -> Any:
     return make(base, type_checker=checker)
 
 
+def located(
+    mistakes: Iterable[tuple[KeyPath, str, str]], lines: dict[KeyPath, int], path: str
+) -> list[PolicyError]:
+    """The errors for mistakes: the key, what is wrong, what to write instead."""
+    return [
+        PolicyError(f"{dotted(keys)}: {what}", where=f"{path}:{line_of(lines, keys)}", hint=hint)
+        for keys, what, hint in mistakes
+    ]
+
+
 def line_of(lines: dict[KeyPath, int], keys: KeyPath) -> int:
     """The line of a key path, or of the nearest one above it that has a line."""
     while keys:
@@ -135,8 +145,8 @@ def _need(part: dict[str, Any]) -> str:
     return str(part.get("x-expects", "a value"))
 
 
-def _suggest(value: Any, accepted: list[str], otherwise: str) -> str:
-    close = difflib.get_close_matches(str(value), accepted, 1)
+def _suggest(value: Any, accepted: list[Any], otherwise: str) -> str:
+    close = difflib.get_close_matches(str(value), map(str, accepted), 1)
     return f"did you mean {close[0]}? {otherwise}" if close else otherwise
 
 

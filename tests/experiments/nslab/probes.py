@@ -13,7 +13,8 @@ import socket
 import struct
 import time
 
-from vsrtune.bench.traffic.probe import ProbeLeg, udp_frame
+from vsrtune.bench.spec.model import Leg
+from vsrtune.bench.traffic.probe import udp_frame
 
 from .beds import Bed
 from .spaces import GENERATOR, inside
@@ -30,7 +31,7 @@ _ROOM = 8 << 20
 def frame(mac: str, destination: str, number: int, stamp: int) -> bytes:
     """A probe, with a number and a time (ns) in it."""
     data = _MAGIC + struct.pack("!HQ", number, stamp)
-    return udp_frame(_MAC, ProbeLeg(mac, "10.7.0.2", destination), 1023, 9, data)
+    return udp_frame(_MAC, Leg(mac, "10.7.0.2", destination), 1023, 9, data)
 
 
 def stamp_of(data: bytes) -> int | None:

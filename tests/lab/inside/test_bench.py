@@ -17,7 +17,7 @@ import labhelp
 import pytest
 from labhelp import LabGuest
 
-from vsrtune.bench.cleanup import guard
+from vsrtune.bench.cleanup.cleaners import CLEANERS
 from vsrtune.bench.cleanup.ledger import DEFAULT_PATH, BenchLedger
 from vsrtune.bench.measure import tester
 from vsrtune.bench.spec.model import Endpoint, Leg, Limits, Load, Router, Spec, Traffic, Trial
@@ -43,7 +43,7 @@ def make_spec(guests: list[LabGuest]) -> Spec:
 @pytest.fixture
 def ledger() -> Iterator[BenchLedger]:
     with BenchLedger.open() as opened:
-        assert guard.clean(opened) == []
+        assert opened.resolve(CLEANERS) == []
         yield opened
         assert opened.pending() == []
     assert leftovers() == []
@@ -314,12 +314,12 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import labhelp, test_bench
 from dataclasses import replace
-from vsrtune.bench.cleanup import guard
+from vsrtune.bench.cleanup.guard import RunGuard
 from vsrtune.bench.cleanup.ledger import BenchLedger
 from vsrtune.bench.spec.model import Load, Traffic
 from vsrtune.bench.measure.tester import Tester
 spec = replace(test_bench.make_spec(labhelp.lab_guests()), traffic=Traffic(bidirectional=True))
-with BenchLedger.open() as ledger, guard.start(ledger) as watch:
+with BenchLedger.open() as ledger, RunGuard(ledger) as watch:
     print(["guarded", watch.pid], flush=True)
     with Tester(spec, ledger, test_bench.OBSERVER.observe) as tester:
         print(["opened", *test_bench.agents()], flush=True)
@@ -379,7 +379,7 @@ def test_when_all_of_it_is_killed_nothing_flows_and_the_next_start_cleans(spec: 
     for space in ("gen", "sink"):
         assert "vsrtune" not in inside(space, "nft", "list", "tables")
     with BenchLedger.open(wait=5.0) as ledger:
-        assert guard.clean(ledger) == []
+        assert ledger.resolve(CLEANERS) == []
         assert ledger.pending() == []
     assert leftovers() == []
 

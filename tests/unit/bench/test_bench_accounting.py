@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vsrtune.bench.measure.accounting import Counts, Effort, Losses, account
-from vsrtune.bench.measure.counters import parse_softnet_drops
-from vsrtune.bench.measure.threads import (
-    Usage,
-    Used,
-    parse_migrations,
-    parse_switches,
-    work,
-)
+from vsrtune.bench.measure.accounting import Counts, Effort, account
+from vsrtune.bench.measure.threads import Usage, Used, effort, parse_migrations, parse_switches
 from vsrtune.bench.spec.model import Latency, Load, Trial
 from vsrtune.bench.traffic.pktgen import Sent
 from vsrtune.model.guest import ThreadKey
 
-ZERO = Counts({("vr1/forth", 0): 100, ("vr2/forth", 0): 0}, Losses(5, 6, 7, 8))
+
+def lost(*counts: int) -> dict[str, int]:
+    return dict(zip(("refused", "missed", "backlog", "ring"), counts or (0,) * 4, strict=True))
+
+
+ZERO = Counts({("vr1/forth", 0): 100, ("vr2/forth", 0): 0}, lost(5, 6, 7, 8))
 LOAD = Load({"vr1": 1000.0, "vr2": 500.0}, 2.0)
 SENT = [Sent("vr1/forth", 2000, 2.0), Sent("vr2/forth", 1000, 1.9)]
 
@@ -41,7 +39,7 @@ def test_nothing_lost() -> None:
 
 
 def test_every_frame_has_a_place() -> None:
-    found = trial(Counts({("vr1/forth", 0): 1600, ("vr2/forth", 0): 500}, Losses(35, 16, 17, 508)))
+    found = trial(Counts({("vr1/forth", 0): 1600, ("vr2/forth", 0): 500}, lost(35, 16, 17, 508)))
     # 30 refused, of them 10 because of the backlog that counted them as well; 10 missed.
     assert found.drops == {
         "nic": 30, "softnet_backlog": 10, "macvtap_ring": 500, "elsewhere": 460,
@@ -54,7 +52,7 @@ def test_frames_that_nobody_sent_are_noted_not_hidden() -> None:
         replace(
             ZERO,
             counted={("vr1/forth", 0): 2100, ("vr2/forth", 0): 1000},
-            lost=replace(ZERO.lost, ring=28),
+            lost=lost(5, 6, 7, 28),
         )
     )
     assert found.drops["elsewhere"] == -20
@@ -75,7 +73,7 @@ def test_a_burst_is_judged_by_its_frames() -> None:
 
 def test_probes_are_frames_too() -> None:
     probes = Latency(100, 3, 0.001, 0.002, 0.003)
-    after = Counts({("vr1/forth", 0): 2100, ("vr2/forth", 0): 1000}, Losses(5, 6, 7, 11))
+    after = Counts({("vr1/forth", 0): 2100, ("vr2/forth", 0): 1000}, lost(5, 6, 7, 11))
     found = trial(after, probes=probes)
     assert (found.sent, found.forwarded) == (3100, 3097)
     assert found.drops["macvtap_ring"] == 3
@@ -84,9 +82,9 @@ def test_probes_are_frames_too() -> None:
 
 
 def test_flows_of_the_way_back_are_numbered_on_and_slashes_in_names_are_kept() -> None:
-    before = Counts({}, Losses())
+    before = Counts({}, lost())
     frames = {(f"a/b/{way}", n): n + 1 for way in ("forth", "back") for n in (0, 1)}
-    after = Counts(frames, Losses())
+    after = Counts(frames, lost())
     sent = [Sent("a/b/forth", 3, 1.0), Sent("a/b/back", 3, 1.0)]
     found = account("c", Load({"a/b": 6.0}, 1.0), 2, sent, before, after, Effort())
     assert found.forwarded_by == {"a/b": 6}
@@ -94,7 +92,7 @@ def test_flows_of_the_way_back_are_numbered_on_and_slashes_in_names_are_kept() -
 
 
 def test_flows_that_are_many_are_summed() -> None:
-    after = Counts({("vr1/forth", None): 2100}, Losses(5, 6, 7, 8))
+    after = Counts({("vr1/forth", None): 2100}, lost(5, 6, 7, 8))
     before = replace(ZERO, counted={("vr1/forth", None): 100})
     found = account("c", LOAD, 1000, SENT, before, after, Effort())
     assert found.forwarded_by == {"vr1": 2000, "vr2": 0}
@@ -103,10 +101,11 @@ def test_flows_that_are_many_are_summed() -> None:
 
 def test_threads_are_compared_with_themselves() -> None:
     (a, b, c) = (ThreadKey(1, tid, 5) for tid in (1, 2, 3))
-    before = Usage({a: Used("vcpu", 1.0, 10, 1), b: Used("vcpu", 2.0, 20, 2)}, 0.0, 0.0, 2)
-    after = Usage({a: Used("vcpu", 1.5, 15, 1), c: Used("vhost", 9.0, 90, 9)}, 0.0, 0.0, 2)
-    found = work(before, after)
-    assert found.cpu == {"vcpu": 0.5}
+    before = Usage({a: Used("vcpu", 1.0, 10, 1), b: Used("vcpu", 2.0, 20, 2)}, 1.0, 3.0, 2)
+    after = Usage({a: Used("vcpu", 1.5, 15, 1), c: Used("vhost", 9.0, 90, 9)}, 1.25, 6.0, 2)
+    # Both CPUs idled for a second before and after the traffic.
+    found = effort(before, after, 1.0)
+    assert found.cpu_seconds == {"vcpu": 0.5, "softirq": 0.25, "idle": 1.0}
     assert found.switches == {"vcpu": 5}
     assert found.migrations == {"vcpu": 0}
     assert found.missing == 2
@@ -121,4 +120,3 @@ def test_parsers() -> None:
         parse_migrations("se.vruntime : 1.0\nse.nr_migrations   :    42\nnr_switches : 1\n") == 42
     )
     assert parse_migrations("") == 0
-    assert parse_softnet_drops("0000 0000000a 0\n0001 00000001 0\n") == 11

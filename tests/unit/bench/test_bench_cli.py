@@ -10,7 +10,7 @@ import bench_samples as samples
 import pytest
 
 from vsrtune.bench.cli import read_spec, short_spec
-from vsrtune.bench.report.results import outcome_from_json, outcome_to_json
+from vsrtune.bench.report.files import outcome_from_json, outcome_to_json
 from vsrtune.bench.spec.model import Tuning
 from vsrtune.cli import main
 from vsrtune.core.errors import VsrtuneError
@@ -86,9 +86,8 @@ class TestSpecFiles:
     def test_a_policy_that_is_not_there(self, tmp_path: Path) -> None:
         path = tmp_path / "spec.yaml"
         path.write_text(SPEC + "configuration: {tuning: policy, policy: gone.yaml}\n")
-        with pytest.raises(VsrtuneError, match=r"gone\.yaml cannot be read") as caught:
+        with pytest.raises(VsrtuneError, match=r"gone\.yaml:1: the file cannot be read"):
             read_spec(path)
-        assert caught.value.where == str(path)
 
     def test_a_later_file_needs_only_its_configuration(self, tmp_path: Path) -> None:
         first = tmp_path / "a.yaml"

@@ -40,7 +40,7 @@ def shared(*received: int) -> Snapshot:
 
 def test_all_guests_of_a_router_are_found_or_missed_by_name() -> None:
     assert [g.ref for g in counters.guests_of(ROUTER, shared(1, 1))] == ["a", "b"]
-    with pytest.raises(VsrtuneError, match="c: this router does not run"):
+    with pytest.raises(VsrtuneError, match="c: no such guest is running"):
         counters.guests_of(replace(ROUTER, members=("a", "c")), shared(1, 1))
     assert counters.guests_of(Router("host", LEG, native=True), shared(1)) == ()
 

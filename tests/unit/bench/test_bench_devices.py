@@ -1,16 +1,17 @@
-"""Devices a bench must not flood, from what `ip -j` prints and who is connected."""
+"""Devices a bench must not flood, from what `ip -j -d` prints and who is connected."""
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 
+from vsrtune.bench.spec.model import Leg
 from vsrtune.bench.traffic.devices import own_addresses, refusal
-from vsrtune.bench.traffic.probe import ProbeLeg, frame, latency, number_of
+from vsrtune.bench.traffic.probe import frame, latency, number_of
 
 UP = ["BROADCAST", "MULTICAST", "UP", "LOWER_UP"]
+VETH = {"info_kind": "veth"}
 
 
 def link(name: str, *addresses: str, flags: list[str] = UP, **more: Any) -> dict[str, Any]:
@@ -28,8 +29,8 @@ LINKS = [
     link("eno4"),
     link("down0", flags=["BROADCAST"]),
     link("dark0", flags=["BROADCAST", "UP"]),
-    link("veth0", "10.9.0.1", link="veth1"),
-    link("veth1", link="veth0"),
+    link("veth0", "10.9.0.1", link="veth1", linkinfo=VETH),
+    link("veth1", link="veth0", linkinfo=VETH),
 ]
 ROUTES = [{"dst": "default", "gateway": "192.0.2.1", "dev": "br0"}]
 
@@ -72,7 +73,7 @@ def test_addresses_of_ssh_connections() -> None:
     assert own_addresses([], "198.51.100.77 51234 198.51.100.5 2222") == {"198.51.100.5"}
 
 
-LEG = ProbeLeg("52:54:00:00:00:01", "10.10.1.2", "10.20.1.100")
+LEG = Leg("52:54:00:00:00:01", "10.10.1.2", "10.20.1.100")
 
 
 def test_a_probe_is_a_whole_frame_and_known_again() -> None:
@@ -98,4 +99,4 @@ def test_percentiles_are_those_of_the_probes_that_came() -> None:
     assert latency({}, {}) is None
     lost = latency({1: 5}, {})
     assert lost is not None and lost.lost == 1
-    assert all(math.isnan(value) for value in (lost.p50, lost.p90, lost.p99))
+    assert (lost.p50, lost.p90, lost.p99) == (None, None, None)

@@ -17,15 +17,13 @@ from vsrtune.core.errors import VsrtuneError
 from vsrtune.host.recorded import load
 from vsrtune.observe.recording import replay
 
-LINK = json.dumps([{"mtu": 1500, "txqlen": 1000, "linkinfo": {"info_kind": "veth"}}])
+VETH = {"driver": "veth", "mtu": "1500", "txqueuelen": "1000"}
 
 
 def answers(command: object) -> str:
-    """A host with veth ends and known programs."""
+    """A host with known programs."""
     assert isinstance(command, tuple)
     match command[0]:
-        case "ip":
-            return LINK
         case "virsh":
             return "11.3.0\n"
         case str() as program if program.endswith("exe"):
@@ -42,7 +40,10 @@ def test_block_describes_the_guest_under_test(host: Path) -> None:
     snapshot = replay(host)
     guest = snapshot.guests[0]
     spec = replace(samples.SPEC, routers=(replace(samples.SPEC.routers[0], name=guest.ref),))
-    block = environment(snapshot, spec, samples.TUNED, root=load(host).root(), run=answers)  # type: ignore[arg-type]
+    block = environment(
+        snapshot, spec, samples.TUNED, {"gen/g0": VETH, "sink/s0": VETH},
+        root=load(host).root(), run=answers,
+    )  # fmt: skip
     assert json.loads(json.dumps(block)) == block
     assert block["label"] == "one machine, veth and pktgen"
     assert block["kernel"] == snapshot.host.kernel
@@ -58,7 +59,7 @@ def test_block_describes_the_guest_under_test(host: Path) -> None:
 
 def test_a_host_that_tells_nothing_gives_a_block_all_the_same(host: Path) -> None:
     block = environment(
-        replay(host), samples.SPEC, samples.UNTUNED, root=load(host).root(), run=lambda _: ""
+        replay(host), samples.SPEC, samples.UNTUNED, {}, root=load(host).root(), run=lambda _: ""
     )
     assert block["policy"] is None
     assert block["label"] == "one machine, pktgen"

@@ -11,7 +11,7 @@ from pathlib import Path
 import bench_samples as samples
 import pytest
 
-from vsrtune.bench.report import html, plots, tables
+from vsrtune.bench.report import files, plots, tables
 from vsrtune.bench.report.points import by_configuration, points
 from vsrtune.bench.spec.model import BenchAttachment, Configuration
 from vsrtune.views.tables import Table
@@ -169,7 +169,7 @@ class _Page(HTMLParser):
 
 class TestHtml:
     pytest.importorskip("matplotlib")
-    text = html.page(samples.outcome("compare"))
+    text = files.page(samples.outcome("compare"))
     page = _Page(text)
 
     def test_is_self_contained(self) -> None:
@@ -194,14 +194,14 @@ class TestHtml:
         evil = Configuration("<script>alert(1)</script>", attachment=BenchAttachment.BRIDGE)
         made = tuple(replace(t, configuration=evil.name) for t in samples.trials("x", 20000))
         outcome = replace(samples.outcome(), configurations=(evil,), trials=made)
-        assert "<script" not in html.page(outcome)
+        assert "<script" not in files.page(outcome)
 
     def test_the_same_result_gives_the_same_page(self) -> None:
-        assert html.page(samples.outcome("compare")) == self.text
+        assert files.page(samples.outcome("compare")) == self.text
 
     def test_written_whole(self, tmp_path: Path) -> None:
         target = tmp_path / "r.html"
-        html.write(samples.outcome(), target)
+        files.write_page(samples.outcome(), target)
         assert target.read_text().endswith("</html>\n")
         assert [p.name for p in tmp_path.iterdir()] == ["r.html"]
 
@@ -232,8 +232,3 @@ class TestPlots:
     def test_soak_is_drawn_over_time(self) -> None:
         ((caption, _), *_) = plots.of_outcome(samples.outcome("soak"), "")
         assert "over time" in caption
-
-    def test_png(self, tmp_path: Path) -> None:
-        lines = [plots.curve("a", points(samples.trials("a", 20000)))]
-        plots.png(plots.throughput(lines, "t"), tmp_path / "x.png")
-        assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

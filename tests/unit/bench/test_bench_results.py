@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
+from pathlib import Path
 
 import bench_samples as samples
 import pytest
@@ -12,7 +12,8 @@ from bench_router import FakeRouter, spec
 
 from vsrtune.bench.methods import methods
 from vsrtune.bench.methods.schedule import run
-from vsrtune.bench.report.results import outcome_from_json, outcome_to_json
+from vsrtune.bench.report.files import outcome_from_json, outcome_to_json
+from vsrtune.bench.report.tables import outcome_tables
 from vsrtune.bench.spec.model import Latency, Method, Outcome
 from vsrtune.core.errors import VsrtuneError
 
@@ -34,16 +35,16 @@ def test_round_trip_of_a_measured_search() -> None:
 
 
 def test_no_probe_heard_is_not_a_lost_result() -> None:
-    mute = Latency(100, 100, math.nan, math.nan, math.inf)
+    mute = Latency(100, 100, None, None, None)
     trial = replace(samples.trial("untuned", 8000, 8000), latency=mute)
-    outcome = replace(samples.outcome(), trials=(trial,), summary={"p50": math.nan})
-    text = outcome_to_json(outcome)
-    assert "NaN" not in text and "Infinity" not in text
-    back = outcome_from_json(text)
-    assert back.summary == {"p50": None}
-    assert back.trials[0].latency is not None
-    assert math.isnan(back.trials[0].latency.p50)
-    assert back.trials[0].latency.lost == 100
+    outcome = replace(samples.outcome(), trials=(trial,))
+    assert outcome_from_json(outcome_to_json(outcome)) == outcome
+
+
+def test_what_an_earlier_version_stored_is_shown() -> None:
+    place = Path(__file__).resolve().parents[3] / "docs" / "results" / "raw" / "seed002"
+    outcome = outcome_from_json((place / "native-1x64.json").read_text())
+    assert "Sweep" in [table.title for table in outcome_tables(outcome)]
 
 
 def broken(**change: object) -> str:

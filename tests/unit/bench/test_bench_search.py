@@ -9,20 +9,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vsrtune.bench.methods.search import Answer, Ask, Bounds, Search, highest
+from vsrtune.bench.methods.search import Ask, Bounds, BoundsSearch
 
+# Whether the value passed, the value that was reached, and a guess.
+Answer = tuple[bool, float, float | None]
 Router = Callable[[Ask], Answer]
 
 
-def drive(search: Search, router: Router) -> tuple[Bounds, list[Ask]]:
+def drive(search: BoundsSearch, router: Router) -> tuple[Bounds, list[Ask]]:
     asked: list[Ask] = []
-    try:
-        ask = next(search)
-        while True:
-            asked.append(ask)
-            ask = search.send(router(ask))
-    except StopIteration as end:
-        return end.value, asked
+    while (ask := search.next()) is not None:
+        asked.append(ask)
+        search.note(*router(ask))
+    return search.bounds, asked
 
 
 def edge(at: float, *, collapse: float = 1.0, most: float = 1e12) -> Router:
@@ -31,7 +30,7 @@ def edge(at: float, *, collapse: float = 1.0, most: float = 1e12) -> Router:
 
     def answer(ask: Ask) -> Answer:
         sent = min(float(ask.value), most)
-        return Answer(sent <= at, sent, None if sent <= at else at * collapse)
+        return sent <= at, sent, None if sent <= at else at * collapse
 
     return answer
 
@@ -44,7 +43,9 @@ def test_the_edge_is_between_the_bounds(
     low: int, more: int, at: float, precision: float, collapse: float, coarse: bool
 ) -> None:
     high = low + more
-    found, asked = drive(highest(low, high, precision, coarse=coarse), edge(at, collapse=collapse))
+    found, asked = drive(
+        BoundsSearch(low, high, precision, coarse=coarse), edge(at, collapse=collapse)
+    )
     assert all(low <= ask.value <= high for ask in asked)
     assert len(asked) <= 70
     if at >= high:
@@ -62,24 +63,24 @@ def test_the_edge_is_between_the_bounds(
 
 
 def test_a_typical_search_is_short() -> None:
-    found, asked = drive(highest(1, 200_000, 0.05), edge(23_456))
+    found, asked = drive(BoundsSearch(1, 200_000, 0.05), edge(23_456))
     assert found.lower is not None and 23_456 / 1.05 <= found.lower <= 23_456
     assert sum(ask.short for ask in asked) <= 6
     assert sum(not ask.short for ask in asked) <= 4
 
 
 def test_a_router_that_collapses_in_overload() -> None:
-    found, asked = drive(highest(1, 200_000, 0.05), edge(23_456, collapse=0.01))
+    found, asked = drive(BoundsSearch(1, 200_000, 0.05), edge(23_456, collapse=0.01))
     assert found.lower is not None and 23_456 / 1.05 <= found.lower <= 23_456
     assert len(asked) <= 20
 
 
 def test_a_generator_that_falls_short_is_told_from_loss() -> None:
-    found, _ = drive(highest(1, 200_000, 0.05), edge(80_000, most=50_000.0))
+    found, _ = drive(BoundsSearch(1, 200_000, 0.05), edge(80_000, most=50_000.0))
     assert found.by_generator
     assert found.lower == 50_000.0
     assert found.upper is not None and found.upper <= 52_500
-    found, _ = drive(highest(1, 200_000, 0.05), edge(40_000, most=50_000.0))
+    found, _ = drive(BoundsSearch(1, 200_000, 0.05), edge(40_000, most=50_000.0))
     assert not found.by_generator
     assert found.lower is not None and 38_000 <= found.lower <= 40_000
 
@@ -93,8 +94,8 @@ def test_short_trials_may_lie(seed: int) -> None:
     def liar(ask: Ask) -> Answer:
         if not ask.short:
             return truth(ask)
-        return Answer(source.random() < 0.5, ask.value, source.uniform(1, 200_000))
+        return source.random() < 0.5, ask.value, source.uniform(1, 200_000)
 
-    found, _ = drive(highest(1, 200_000, 0.05), liar)
+    found, _ = drive(BoundsSearch(1, 200_000, 0.05), liar)
     assert found.lower is not None and found.upper is not None
     assert found.lower <= 23_456 < found.upper <= found.lower * 1.05

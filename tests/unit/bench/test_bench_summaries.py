@@ -10,7 +10,7 @@ import pytest
 
 from vsrtune.bench.methods import compare, methods
 from vsrtune.bench.methods.schedule import run
-from vsrtune.bench.report import html, summaries, tables
+from vsrtune.bench.report import files, summaries, tables
 from vsrtune.bench.spec.model import Configuration, Load, Method, Outcome, Traffic, Trial
 from vsrtune.views.tables import Table
 
@@ -139,4 +139,4 @@ def test_every_method_has_a_report(kind: str) -> None:
         "soak": Method(kind="soak", rates=(8000,), seconds=2.0, duration=20.0),
     }[kind]
     outcome = measured(method, bench_router.FakeRouter(20000, buffer=100), routers=2)
-    assert "</html>" in html.page(outcome)
+    assert "</html>" in files.page(outcome)

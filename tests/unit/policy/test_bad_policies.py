@@ -73,7 +73,7 @@ MADE: dict[str, tuple[bytes, str]] = {
     ),
     "only-comments": (
         b"# guest: vr1\n",
-        "policy.yaml:1: the file holds no policy; write guest: NAME",
+        "policy.yaml:1: the file holds no policy; write keys such as guest: NAME",
     ),
     "too-large": (
         b"guest: vr1\n" + 900 * (b"# filler " + 70 * b"x" + b"\n"),

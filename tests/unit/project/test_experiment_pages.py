@@ -14,7 +14,7 @@ from experiments import lab, page
 from experiments.data import Data
 from experiments.figures import FIGURES, fig03
 
-from vsrtune.bench.report.results import outcome_to_json
+from vsrtune.bench.report.files import outcome_to_json
 from vsrtune.bench.spec.model import Configuration, Outcome, Trial
 
 LOADS = (16000, 32000, 64000)

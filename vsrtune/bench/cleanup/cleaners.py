@@ -12,23 +12,33 @@ could not be taken back; the entry then stays.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from vsrtune.bench.cleanup import edge_cleaners
+from vsrtune.bench.cleanup.ledger import BenchLedger
 from vsrtune.bench.setup import attachments, scaling
 from vsrtune.bench.setup.commands import run
+from vsrtune.bench.traffic import pktgen
+from vsrtune.bench.traffic.remote import AgentProcess
 from vsrtune.core.errors import VsrtuneError, WriteError
 from vsrtune.execute import executor
 from vsrtune.execute.executor import Result
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
 from vsrtune.execute.ledger import Cleaner
-from vsrtune.host.filesystem import boot_id
+from vsrtune.host.filesystem import LiveRoot, boot_id
+from vsrtune.host.procfs import parse_stat
 
+AGENT = "agent"
 TUNING = "tuning"
 COMMAND = "command"
+# An agent ends by itself once its bench is gone; otherwise it is killed.
+_END_SECONDS = 5.0
 
 
 def undo_journal(data: Mapping[str, Any]) -> None:
@@ -65,8 +75,52 @@ def failure(result: Result) -> VsrtuneError:
     )
 
 
+def note_agent(ledger: BenchLedger, pid: int, namespace: str | None, names: Sequence[str]) -> int:
+    """Record an agent that was just started and has done nothing yet."""
+    data = {
+        "pid": pid,
+        "start": _start_time(pid),
+        "namespace": namespace,
+        "names": list(names),
+        "module": not os.path.isdir(pktgen.MODULE),
+    }
+    return ledger.add(AGENT, data)
+
+
+def clean_agent(data: Mapping[str, Any]) -> None:
+    """Wait for the agent's end, or kill it, and remove what it may have left."""
+    pid, start = int(data["pid"]), data["start"]
+    if not _ended(pid, start):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        _ended(pid, start)
+    with AgentProcess() as agent:
+        agent.call("clean", namespace=data["namespace"], names=data["names"])
+    if data["module"]:
+        pktgen.unload_module()
+
+
+def _ended(pid: int, start: int | None) -> bool:
+    """Whether the process ends soon."""
+    end = time.monotonic() + _END_SECONDS
+    while start is not None and _start_time(pid) == start:
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True
+
+
+def _start_time(pid: int) -> int | None:
+    """Field 22 of the process's stat; None when it is gone, or only waits to be reaped."""
+    try:
+        text = LiveRoot().read(f"/proc/{pid}/stat")
+    except OSError:
+        return None
+    return None if text.rpartition(")")[2].split()[0] == "Z" else parse_stat(text).start_time
+
+
 CLEANERS: dict[str, Cleaner] = {
-    edge_cleaners.KIND: edge_cleaners.clean_agent,
+    AGENT: clean_agent,
     attachments.Attachments.kind: attachments.put_back,
     scaling.Members.kind: scaling.put_back,
     TUNING: undo_journal,

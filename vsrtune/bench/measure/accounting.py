@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -14,15 +15,9 @@ _ENOUGH = 0.99
 FlowKey = tuple[str, int | None]
 
 
-@dataclass(frozen=True, slots=True)
-class Losses:
-    """Lost frames so far: ``refused`` by devices that should send, ``missed`` by NICs without
-    free descriptors, lost in the ``backlog`` of a CPU, and in the ``ring`` of a guest's tap."""
-
-    refused: int = 0
-    missed: int = 0
-    backlog: int = 0
-    ring: int = 0
+# Lost frames so far: ``refused`` by devices that should send, ``missed`` by NICs without free
+# descriptors, lost in the ``backlog`` of a CPU, and in the ``ring`` of a guest's tap.
+Losses = Mapping[str, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,20 +53,19 @@ def account(
     """The trial. Probes are frames like the others: they count as sent, and as
     forwarded unless they were lost, because the drop counters include lost ones."""
     seconds = max((stream.seconds for stream in sent), default=0.0)
-    frames = {key: after.counted[key] - before.counted.get(key, 0) for key in after.counted}
-    sent_by: dict[str, int] = {}
+    sent_by = Counter[str]()
     for stream in sent:
-        _add(sent_by, router_of(stream.key), stream.frames)
-    forwarded_by: dict[str, int] = dict.fromkeys(sent_by, 0)
-    forwarded_by_flow: dict[str, int] = {}
-    for (key, flow), count in frames.items():
-        _add(forwarded_by, router_of(key), count)
+        sent_by[router_of(stream.key)] += stream.frames
+    forwarded_by = Counter(dict.fromkeys(sent_by, 0))
+    by_flow = Counter[str]()
+    for (key, flow), count in after.counted.items():
+        frames = count - before.counted.get((key, flow), 0)
+        forwarded_by[router_of(key)] += frames
         if flow is not None:
             # The numbers of the way back continue those of the way forth.
             number = flow + (flows if key.endswith("/back") else 0)
-            _add(forwarded_by_flow, f"{router_of(key)}/{number}", count)
-    total = sum(sent_by.values())
-    forwarded = sum(forwarded_by.values())
+            by_flow[f"{router_of(key)}/{number}"] += frames
+    total, forwarded = sent_by.total(), forwarded_by.total()
     notes = _notes(load, total, seconds, effort)
     if probes is not None:
         total += probes.sent
@@ -90,12 +84,12 @@ def account(
         sent=total,
         forwarded=forwarded,
         drops=drops,
-        sent_by=sent_by,
-        forwarded_by=forwarded_by,
-        forwarded_by_flow=forwarded_by_flow,
-        cpu_seconds=dict(effort.cpu_seconds),
-        switches=dict(effort.switches),
-        migrations=dict(effort.migrations),
+        sent_by=dict(sent_by),
+        forwarded_by=dict(forwarded_by),
+        forwarded_by_flow=dict(by_flow),
+        cpu_seconds=effort.cpu_seconds,
+        switches=effort.switches,
+        migrations=effort.migrations,
         latency=probes,
         notes=tuple(notes),
     )
@@ -107,13 +101,13 @@ def router_of(key: str) -> str:
 
 
 def _drops(before: Losses, after: Losses) -> dict[str, int]:
-    backlog = after.backlog - before.backlog
+    lost = {kind: count - before.get(kind, 0) for kind, count in after.items()}
     # A veth whose peer's backlog is full counts the frame as refused as well.
-    refused = max(0, after.refused - before.refused - backlog)
+    refused = max(0, lost["refused"] - lost["backlog"])
     return {
-        "nic": refused + after.missed - before.missed,
-        "softnet_backlog": backlog,
-        "macvtap_ring": after.ring - before.ring,
+        "nic": refused + lost["missed"],
+        "softnet_backlog": lost["backlog"],
+        "macvtap_ring": lost["ring"],
     }
 
 
@@ -127,7 +121,3 @@ def _notes(load: Load, sent: int, seconds: float, effort: Effort) -> list[str]:
     if effort.missing:
         notes.append(f"{effort.missing} threads came or went during the trial")
     return notes
-
-
-def _add(table: dict[str, int], key: str, count: int) -> None:
-    table[key] = table.get(key, 0) + count

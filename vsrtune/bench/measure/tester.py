@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import random
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any, Self
 
-from vsrtune.bench.cleanup import edge_cleaners
+from vsrtune.bench.cleanup import cleaners
 from vsrtune.bench.cleanup.ledger import BenchLedger
 from vsrtune.bench.measure import counters, threads
-from vsrtune.bench.measure.accounting import Counts, Effort, account
-from vsrtune.bench.spec.model import Endpoint, Latency, Load, Spec, Trial
-from vsrtune.bench.spec.streams import Direction, Stream, counted, streams
+from vsrtune.bench.measure.accounting import Counts, account
+from vsrtune.bench.spec.model import Endpoint, Latency, Load, Place, Spec, Trial
+from vsrtune.bench.spec.streams import Stream, counted, streams
 from vsrtune.bench.traffic.pktgen import Sent
 from vsrtune.bench.traffic.probe import latency
 from vsrtune.bench.traffic.remote import ANSWER_SECONDS, AgentProcess
 from vsrtune.core.closing import Closing
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.host.filesystem import HostRoot, LiveRoot, boot_id
+from vsrtune.host.filesystem import LiveRoot, boot_id
 from vsrtune.model.snapshot import Snapshot
 
 # Frames still queued after the last one was sent get this long to arrive.
@@ -37,8 +38,6 @@ READY_PROBES = 5
 # all flows leaves out a working one once in ten million times.
 MEMBER_PROBES = 16
 
-_Place = tuple[str | None, str | None]
-
 
 class Tester(Closing):
     """Generator, sink and counters of one spec. Use as a context manager.
@@ -50,20 +49,15 @@ class Tester(Closing):
     Raises VsrtuneError for a device that must not be used.
     """
 
-    def __init__(
-        self,
-        spec: Spec,
-        ledger: BenchLedger,
-        observe: Callable[[], Snapshot],
-        root: HostRoot | None = None,
-    ) -> None:
+    def __init__(self, spec: Spec, ledger: BenchLedger, observe: Callable[[], Snapshot]) -> None:
         self._spec = spec
         self._ledger = ledger
         self._observe = observe
-        self._root: HostRoot = root if root is not None else LiveRoot()
+        self._root = LiveRoot()
         # One for each namespace, because a namespace has one packet generator.
-        self._agents: dict[_Place, AgentProcess] = {}
-        self._boots: dict[_Place, str] = {}
+        self._agents: dict[Place, AgentProcess] = {}
+        self._boots: dict[Place, str] = {}
+        self._described: dict[Place, dict[str, dict[str, str]]] = {}
         self._entries: list[int] = []
 
     def __enter__(self) -> Self:
@@ -79,18 +73,20 @@ class Tester(Closing):
         for agent in self._agents.values():
             agent.close()
         self._agents = {}
-        for entry in self._entries:
-            self._ledger.done(entry)
+        self._ledger.done(*self._entries)
         self._entries = []
+
+    def devices(self) -> dict[str, dict[str, str]]:
+        """The driver and settings of the two devices."""
+        ends = (self._spec.left, self._spec.right)
+        return {str(end): self._described[end.place][end.device] for end in ends}
 
     def ready(self, router: str, seconds: float = 1.0) -> bool:
         """Whether probe frames pass through the router, in both directions when it has
         both legs; waits up to ``seconds`` for them. With several guests, whether all flows
         pass and each guest that is plugged in takes some: flows of a guest that does not read
         yet may go to the others."""
-        found = next((r for r in self._spec.routers if r.name == router), None)
-        if found is None:
-            raise VsrtuneError("there is no such router in the spec", where=router)
+        [found] = [r for r in self._spec.routers if r.name == router]
         several = len(found.members)
         flows = MEMBER_PROBES * several or 1
         count, enough = (flows, flows) if several else (READY_PROBES, 1)
@@ -101,12 +97,12 @@ class Tester(Closing):
             ways.append((found.back, self._spec.right, self._spec.left))
         for leg, source, target in ways:
             run = _run_number()
-            self._agent(source).call(
+            self._agents[source.place].call(
                 "probe", device=source.device, legs=[asdict(leg)], run=run,
                 count=count, rate=100.0, flows=flows, timeout=count / 100.0 + ANSWER_SECONDS,
             )  # fmt: skip
             wait = max(0.1, end - time.monotonic())
-            came = self._agent(target).call(
+            came = self._agents[target.place].call(
                 "probed", device=target.device, run=run, count=enough, wait=wait,
                 timeout=wait + ANSWER_SECONDS,
             )  # fmt: skip
@@ -135,9 +131,9 @@ class Tester(Closing):
         probes = self._probes(load, seconds) if load.latency else None
         (sent, times) = self._send(streams(self._spec, load), seconds, probes)
         spent = time.monotonic() - began
-        work = threads.work(used, after_used := threads.read_usage(self._root, known))
-        after = self._settled(where)
         took = max((stream.seconds for stream in sent), default=0.0)
+        effort = threads.effort(used, threads.read_usage(self._root, known), spent - took)
+        after = self._settled(where)
         return account(
             configuration_name,
             load,
@@ -145,41 +141,29 @@ class Tester(Closing):
             sent,
             before,
             after,
-            _effort(work, used, after_used, spent - took),
+            effort,
             self._latency(probes, times) if probes is not None else None,
         )
 
     def _start(self) -> None:
-        ends: dict[_Place, list[Endpoint]] = {}
-        for end in (self._spec.left, self._spec.right):
-            ends.setdefault((end.host, end.namespace), []).append(end)
-        for place, here in ends.items():
-            (host, namespace) = place
-            names = sorted({end.device for end in here})
-            agent = self._agents[place] = AgentProcess(host)
+        left, right = self._spec.left, self._spec.right
+        devices: dict[Place, set[str]] = {left.place: {left.device}}
+        devices.setdefault(right.place, set()).add(right.device)
+        for (host, namespace), names in devices.items():
+            agent = self._agents[host, namespace] = AgentProcess(host)
             if host is None:
-                self._entries.append(
-                    edge_cleaners.note_agent(self._ledger, agent.pid, namespace, names)
-                )
-        for place, here in ends.items():
-            names = sorted({end.device for end in here})
-            answer = self._agents[place].call("open", namespace=place[1], names=names)
+                entry = cleaners.note_agent(self._ledger, agent.pid, namespace, sorted(names))
+                self._entries.append(entry)
+        for place, agent in self._agents.items():
+            answer = agent.call("open", namespace=place[1], names=sorted(devices[place]))
             self._boots[place] = answer["boot"]
-        wanted: dict[_Place, dict[str, list[dict[str, Any]]]] = {place: {} for place in ends}
-        for direction, each in counted(self._spec).items():
-            end = self._end(direction)
-            if each:
-                here_counted = wanted[end.host, end.namespace].setdefault(end.device, [])
-                here_counted += [asdict(one) for one in each]
-        for place, by_device in wanted.items():
-            self._agents[place].call("sink", counted=by_device)
-
-    def _end(self, direction: Direction) -> Endpoint:
-        """The end where frames of a direction arrive."""
-        return self._spec.right if direction == "forth" else self._spec.left
-
-    def _agent(self, end: Endpoint) -> AgentProcess:
-        return self._agents[end.host, end.namespace]
+            self._described[place] = answer["devices"]
+        each = counted(self._spec)
+        wanted: dict[Place, dict[str, list[dict[str, Any]]]] = {place: {} for place in devices}
+        for end, here in ((left, each["back"]), (right, each["forth"])):
+            wanted[end.place].setdefault(end.device, []).extend(asdict(one) for one in here)
+        for place, agent in self._agents.items():
+            agent.call("sink", counted=wanted[place])
 
     def _bounded(self, load: Load) -> float:
         """The seconds after which the generator is stopped. Raises VsrtuneError for a
@@ -206,8 +190,8 @@ class Tester(Closing):
         """Run the generators of all places in parallel."""
         begun = []
         for place, agent in self._agents.items():
-            here = [asdict(s) for s in every if self._place_of(s) == place]
-            own = probes if probes is not None and self._at_left(place) else None
+            here = [asdict(s) for s in every if self._sender(s).place == place]
+            own = probes if place == self._spec.left.place else None
             if here or own:
                 agent.begin("run", streams=here, seconds=seconds, probes=own)
                 begun.append(agent)
@@ -225,27 +209,23 @@ class Tester(Closing):
             raise failed
         return sent, times
 
-    def _place_of(self, stream: Stream) -> _Place:
-        end = self._spec.left if stream.key.endswith("/forth") else self._spec.right
-        return end.host, end.namespace
-
-    def _at_left(self, place: _Place) -> bool:
-        return place == (self._spec.left.host, self._spec.left.namespace)
+    def _sender(self, stream: Stream) -> Endpoint:
+        return self._spec.left if stream.key.endswith("/forth") else self._spec.right
 
     def _counts(self, where: counters.Places) -> Counts:
-        total = counters.read_losses(self._root, where)
-        (refused, backlog, boots) = (total.refused, total.backlog, {boot_id(self._root)})
-        frames: dict[tuple[str, int | None], int] = {}
+        lost = Counter(counters.read_losses(self._root, where))
+        frames = Counter[tuple[str, int | None]]()
+        boots = {boot_id(self._root)}
         for place, agent in self._agents.items():
             answer = agent.call("counters")
-            refused += answer["refused"]
+            lost["refused"] += answer["refused"]
             # Count the backlogs of every kernel once, however many namespaces take part.
             if self._boots[place] not in boots:
                 boots.add(self._boots[place])
-                backlog += answer["backlog"]
+                lost["backlog"] += answer["backlog"]
             for key, flow, count in answer["counted"]:
-                frames[key, flow] = frames.get((key, flow), 0) + count
-        return Counts(frames, replace(total, refused=refused, backlog=backlog))
+                frames[key, flow] += count
+        return Counts(frames, lost)
 
     def _settled(self, where: counters.Places) -> Counts:
         """The counters once no frame is under way, or after DRAIN_SECONDS."""
@@ -261,7 +241,7 @@ class Tester(Closing):
 
     def _probes(self, load: Load, seconds: float) -> dict[str, Any]:
         (left, right) = (self._spec.left, self._spec.right)
-        if self._boots[left.host, left.namespace] != self._boots[right.host, right.namespace]:
+        if self._boots[left.place] != self._boots[right.place]:
             raise VsrtuneError(
                 "one-way latency needs both ends on one machine, for one clock",
                 hint="leave out `latency`",
@@ -280,22 +260,10 @@ class Tester(Closing):
 
     def _latency(self, probes: dict[str, Any], sent: dict[int, int]) -> Latency | None:
         right = self._spec.right
-        came = self._agent(right).call(
+        came = self._agents[right.place].call(
             "probed", device=right.device, run=probes["run"], count=0, wait=0.0
         )
         return latency(sent, dict(came))
-
-
-def _effort(
-    work: threads.Work, before: threads.Usage, after: threads.Usage, beyond: float
-) -> Effort:
-    """The effort of a trial. ``beyond`` is the observed time before and after the traffic, in
-    seconds, in which the CPUs idled."""
-    idle = max(0.0, after.idle - before.idle - max(0.0, beyond) * after.cpus)
-    cpu = dict(work.cpu)
-    cpu["softirq"] = round(after.softirq - before.softirq, 6)
-    cpu["idle"] = round(idle, 6)
-    return Effort(cpu, work.switches, work.migrations, work.missing)
 
 
 def _run_number() -> int:

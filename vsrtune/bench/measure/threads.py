@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 import psutil
 
+from vsrtune.bench.measure.accounting import Effort
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.procfs import cpu_ns, parse_stat
 from vsrtune.model.guest import Guest, Role, ThreadKey
@@ -45,17 +46,6 @@ class Usage:
     cpus: int
 
 
-@dataclass(frozen=True, slots=True)
-class Work:
-    """The use between two Usages, by role. It leaves out ``missing`` threads, which only one
-    of the two has."""
-
-    cpu: Mapping[str, float]
-    switches: Mapping[str, int]
-    migrations: Mapping[str, int]
-    missing: int
-
-
 def roles(snapshot: Snapshot, guests: Iterable[Guest]) -> dict[ThreadKey, str]:
     """The threads that count: those of the guests, and the host's ksoftirqd."""
     found = {t.key: _ROLES.get(t.role, "other") for guest in guests for t in guest.threads}
@@ -65,30 +55,29 @@ def roles(snapshot: Snapshot, guests: Iterable[Guest]) -> dict[ThreadKey, str]:
 
 def read_usage(root: HostRoot, threads: Mapping[ThreadKey, str]) -> Usage:
     """The use of ``threads`` so far. Threads that are gone are left out."""
-    found = {}
-    for key, role in threads.items():
-        used = _used(root, key, role)
-        if used is not None:
-            found[key] = used
+    found = {key: _used(root, key, role) for key, role in threads.items()}
+    used = {key: one for key, one in found.items() if one is not None}
     times = psutil.cpu_times()
-    return Usage(found, times.softirq, times.idle + times.iowait, psutil.cpu_count() or 1)
+    return Usage(used, times.softirq, times.idle + times.iowait, psutil.cpu_count() or 1)
 
 
-def work(before: Usage, after: Usage) -> Work:
-    """The use between ``before`` and ``after``, by role."""
-    switches: Counter[str] = Counter()
-    migrations: Counter[str] = Counter()
+def effort(before: Usage, after: Usage, beyond: float) -> Effort:
+    """The use between ``before`` and ``after``, by role. ``beyond`` is the time before and after
+    the traffic, in seconds, in which the CPUs idled."""
     seconds: dict[str, float] = {}
+    switches, migrations = Counter[str](), Counter[str]()
     both = before.threads.keys() & after.threads.keys()
     for key in both:
         (old, new) = (before.threads[key], after.threads[key])
         seconds[new.role] = seconds.get(new.role, 0.0) + new.cpu - old.cpu
         switches[new.role] += new.switches - old.switches
         migrations[new.role] += new.migrations - old.migrations
-    return Work(
-        cpu={role: round(seconds[role], 6) for role in sorted(seconds)},
-        switches={role: switches[role] for role in sorted(seconds)},
-        migrations={role: migrations[role] for role in sorted(seconds)},
+    seconds["softirq"] = after.softirq - before.softirq
+    seconds["idle"] = max(0.0, after.idle - before.idle - max(0.0, beyond) * after.cpus)
+    return Effort(
+        cpu_seconds={role: round(seconds[role], 6) for role in sorted(seconds)},
+        switches={role: switches[role] for role in sorted(switches)},
+        migrations={role: migrations[role] for role in sorted(migrations)},
         missing=len(before.threads.keys() | after.threads.keys()) - len(both),
     )
 

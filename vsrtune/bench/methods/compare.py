@@ -30,17 +30,13 @@ from statistics import median
 from typing import Any
 
 from vsrtune.bench.methods import methods
-from vsrtune.bench.methods.aggregate import MethodRun, point
 from vsrtune.bench.methods.methods import SEARCHES
-from vsrtune.bench.methods.schedule import trial_rounds
+from vsrtune.bench.methods.schedule import MethodRun, generator_limited, trial_rounds
 from vsrtune.bench.spec.model import Configuration, Load, Spec, Trial
 from vsrtune.core import stats
 from vsrtune.core.errors import VsrtuneError
 
 CompareRun = Generator[tuple[int, Load], Trial, dict[str, Any]]
-
-# By load point, then by configuration, then by round.
-Values = list[list[list[float]]]
 
 
 def compare(
@@ -50,95 +46,69 @@ def compare(
     summary. The first configuration is the baseline. In one round every configuration
     meets every load point; a configuration is applied when the index changes.
 
-    Raises VsrtuneError at once, as ``check`` does.
+    Raises VsrtuneError at once for names that are not unique.
     """
-    check(configurations, pairs)
-    if spec.method.kind in SEARCHES:
-        return _searches(spec, configurations, pairs, seed)
-    return _loads(spec, configurations, pairs, seed)
-
-
-def _loads(
-    spec: Spec, configurations: Sequence[Configuration], pairs: int, seed: int
-) -> CompareRun:
-    """Try every load in every configuration in each round."""
-    loads = sorted(methods.loads(spec), key=lambda load: load.total)
-    made: list[list[list[Trial]]] = [[[] for _ in configurations] for _ in loads]
-    for turn in trial_rounds(_groups(configurations), len(loads), pairs, seed):
-        for index in turn.configurations:
-            for at in turn.loads:
-                made[at][index].append((yield index, loads[at]))
-    values = [[[t.pps for t in trials] for trials in at] for at in made]
-    summary = _summary(spec, configurations, values, seed)
-    for at, found in enumerate(summary["points"]):
-        found["offered"] = loads[at].total
-        if loads[at].size is not None:
-            found["size"] = loads[at].size
-        for index, one in enumerate(found["configurations"]):
-            told = point(made[at][index])
-            one["loss"] = told["loss"]["median"]
-            one["sent_pps"] = told["sent_pps"]["median"]
-            one["generator_limited"] = told["generator_limited"]
-    summary["notes"] += _short_notes(summary["points"])
-    if len(loads) > 1 and len({load.size for load in loads}) == 1:
-        summary["kept"] = {
-            one.name: _kept([at[index] for at in values])
-            for index, one in enumerate(configurations)
-        }
-    return summary
-
-
-def _groups(configurations: Sequence[Configuration]) -> list[int]:
-    """Group configurations with the same numbers of members, which are measured in a row."""
-    scales = [one.scale for one in configurations]
-    return [scales.index(s) if s else index for index, s in enumerate(scales)]
-
-
-def trials(spec: Spec, configurations: int, pairs: int) -> int | None:
-    """How many trials ``compare`` will ask for; None for searches."""
-    if spec.method.kind in SEARCHES:
-        return None
-    return len(methods.loads(spec)) * configurations * pairs
-
-
-def pairs_needed(points: int) -> int:
-    """The minimum number of pairs that can show a difference at any of ``points`` load points
-    while a comparison without a difference stays free of claims in 95 % of runs."""
-    return stats.pairs_needed(points)
-
-
-def check(configurations: Sequence[Configuration], pairs: int) -> None:
-    """Raises VsrtuneError for fewer than two configurations, names that are not unique,
-    or no pair: errors that are known before a host is touched."""
     names = [one.name for one in configurations]
-    if len(names) < 2:
-        raise VsrtuneError(
-            "a comparison needs two configurations", hint="name the baseline, then another"
-        )
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
         raise VsrtuneError(
             f"several configurations are called {twice[0]!r}",
             hint="give each specification a name of its own",
         )
-    if pairs < 1:
-        raise VsrtuneError("a comparison needs pairs", hint="measure 9 or more")
+    # Configurations with the same numbers of members are measured in a row.
+    scales = [one.scale for one in configurations]
+    groups = [scales.index(s) if s else index for index, s in enumerate(scales)]
+    make = _searches if spec.method.kind in SEARCHES else _loads
+    return make(spec, names, groups, pairs, seed)
+
+
+def _loads(
+    spec: Spec, names: Sequence[str], groups: Sequence[int], pairs: int, seed: int
+) -> CompareRun:
+    """Try every load in every configuration in each round."""
+    loads = sorted(methods.loads(spec), key=lambda load: load.total)
+    made: list[list[list[Trial]]] = [[[] for _ in names] for _ in loads]
+    for turn in trial_rounds(groups, len(loads), pairs, seed):
+        for index in turn.configurations:
+            for at in turn.loads:
+                made[at][index].append((yield index, loads[at]))
+    values = [[[t.pps for t in trials] for trials in at] for at in made]
+    summary = _summary(spec, names, values, seed)
+    for load, found, by_name in zip(loads, summary["points"], made, strict=True):
+        found["offered"] = load.total
+        if load.size is not None:
+            found["size"] = load.size
+        for one, trials in zip(found["configurations"], by_name, strict=True):
+            one["loss"] = median(t.loss for t in trials)
+            one["sent_pps"] = median(t.sent_pps for t in trials)
+            one["generator_limited"] = generator_limited(trials)
+    summary["notes"] += _short_notes(summary["points"])
+    if len(loads) > 1 and len({load.size for load in loads}) == 1:
+        summary["kept"] = {
+            name: _kept([at[index] for at in values]) for index, name in enumerate(names)
+        }
+    return summary
+
+
+def trials(spec: Spec, configurations: int, pairs: int) -> int | None:
+    """How many trials ``compare`` will ask for; None for searches."""
+    return len(methods.loads(spec)) * configurations * pairs or None
 
 
 def _searches(
-    spec: Spec, configurations: Sequence[Configuration], pairs: int, seed: int
+    spec: Spec, names: Sequence[str], groups: Sequence[int], pairs: int, seed: int
 ) -> CompareRun:
     """Make one whole search in each configuration in each round."""
-    values: Values = [[[] for _ in configurations]]
-    for turn in trial_rounds(_groups(configurations), 1, pairs, seed):
+    values: list[list[float]] = [[] for _ in names]
+    for turn in trial_rounds(groups, 1, pairs, seed):
         for index in turn.configurations:
-            found = yield from _tagged(index, methods.start(spec, seed))
+            found = yield from tagged(index, methods.start(spec, seed))
             answer = found["mean"] if spec.method.kind == "back-to-back" else found["lower"]
-            values[0][index].append(float(answer or 0.0))
-    return _summary(spec, configurations, values, seed)
+            values[index].append(float(answer or 0.0))
+    return _summary(spec, names, [values], seed)
 
 
-def _tagged(index: int, method: MethodRun) -> CompareRun:
+def tagged(index: int, method: MethodRun) -> CompareRun:
     """Yield a method's loads with the configuration that they belong to."""
     try:
         load = next(method)
@@ -150,43 +120,44 @@ def _tagged(index: int, method: MethodRun) -> CompareRun:
 
 
 def _summary(
-    spec: Spec, configurations: Sequence[Configuration], values: Values, seed: int
+    spec: Spec, names: Sequence[str], values: Sequence[Sequence[Sequence[float]]], seed: int
 ) -> dict[str, Any]:
+    """The summary of ``values`` by load point, then by configuration, then by round."""
     pairs = len(values[0][0])
     what = "frames" if spec.method.kind == "back-to-back" else "pps"
-    ratios = [[stats.paired_ratio(later, at[0]) for later in at[1:]] for at in values]
-    # Every later configuration is a comparison of its own with the baseline.
-    claimed = [
-        stats.holm([at[index].p for at in ratios]) for index in range(len(configurations) - 1)
+    points: list[dict[str, Any]] = [
+        {
+            "offered": None,
+            "configurations": [
+                {
+                    "name": name,
+                    "values": list(measured),
+                    "median": median(measured),
+                    "low": min(measured),
+                    "high": max(measured),
+                    "loss": None,
+                    "sent_pps": None,
+                    "generator_limited": False,
+                    "ratio": None,
+                }
+                for name, measured in zip(names, at, strict=True)
+            ],
+        }
+        for at in values
     ]
-    points = []
-    for number, at in enumerate(values):
-        rows: list[dict[str, Any]] = []
-        for index, (one, measured) in enumerate(zip(configurations, at, strict=True)):
-            row = {
-                "name": one.name,
-                "values": list(measured),
-                "median": median(measured),
-                "low": min(measured),
-                "high": max(measured),
-                "loss": None,
-                "sent_pps": None,
-                "generator_limited": False,
-                "ratio": None,
-            }
-            if index > 0:
-                ratio = ratios[number][index - 1]
-                row["ratio"] = verdict(
-                    ratio, claimed[index - 1][number], one.name, configurations[0].name, what
-                )
-            rows.append(row)
-        points.append({"offered": None, "configurations": rows})
+    # Every later configuration is a comparison of its own with the baseline.
+    for index, name in enumerate(names[1:], 1):
+        ratios = [stats.paired_ratio(at[index], at[0]) for at in values]
+        claimed = stats.holm([ratio.p for ratio in ratios])
+        for found, ratio, claim in zip(points, ratios, claimed, strict=True):
+            told = verdict(ratio, claim, name, names[0], what)
+            found["configurations"][index]["ratio"] = told
     return {
         "kind": "compare",
         "method": spec.method.kind,
         "pairs": pairs,
         "seed": seed,
-        "baseline": configurations[0].name,
+        "baseline": names[0],
         "level": stats.LEVEL,
         "what": what,
         "points": points,
@@ -229,7 +200,7 @@ def verdict(ratio: stats.Ratio, claimed: bool, name: str, base: str, what: str) 
 
 def _notes(pairs: int, points: int) -> list[str]:
     """Notes on what the number of pairs cannot show."""
-    alone, together = pairs_needed(1), pairs_needed(points)
+    alone, together = stats.pairs_needed(1), stats.pairs_needed(points)
     if pairs < alone:
         return [f"{pairs} pairs give no 95 % interval; {alone} are the fewest that do"]
     if pairs < together:

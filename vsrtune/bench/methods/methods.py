@@ -1,50 +1,58 @@
 """The test methods, each a generator that yields loads and receives the trial of each.
 
-Every method returns its summary as plain JSON data; ``summary["kind"]`` names it. Points
-and spreads are those of aggregate.py, rates are frames per second over all routers.
+Every method returns its summary as plain JSON data; ``summary["kind"]`` names it. A spread is
+{"median", "low", "high", "count"}, its low and high the least and the greatest; rates are frames
+per second over all routers. generator_limited says that the generator fell short in most trials.
 
-sweep: points; peak {offered, pps}; at_highest (pps at the highest load as a share of the
-peak, 1.0 for a router that overload does not hurt).
+sweep: peak {offered, pps} (medians); at_highest (pps at the highest load as a share of the
+peak, 1.0 for a router that overload does not hurt; None for one load, or several sizes);
+generator_limited (the loads).
 soak: rate; trials; pps, loss (spreads); sent, forwarded; lossy_trials; worst {trial, pps,
 loss}; drift_per_hour (share of the median, of a line through all trials) and r_squared of
 that line, None for a single trial.
-ndr, pdr, back-to-back: see rate_search.py; fairness: see fairness.py.
+fairness: unit ("router" or "flow"), points: one for each rate, with rate, offered (pps in
+all), pps and loss (spreads), generator_limited, shares (by unit: name, sent_pps, pps,
+share: the forwarded part of the frames sent to it; medians), jain (spread over the trials of
+the index of the shares: 1 when all units lose the same part, 1/n when only one gets through)
+and least_to_most (the median share of the worst unit over that of the best; None when nothing
+got through).
+ndr, pdr, back-to-back: see rate_search.py.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from statistics import median
 from typing import Any
 
-from vsrtune.bench.methods import fairness, rate_search
-from vsrtune.bench.methods.aggregate import MethodRun, even_load, point, spread_of
-from vsrtune.bench.methods.schedule import each_in_turn
+from vsrtune.bench.methods import rate_search
+from vsrtune.bench.methods.schedule import (
+    MethodRun,
+    each_in_turn,
+    even_load,
+    generator_limited,
+    spread_of,
+)
+from vsrtune.bench.spec.checks import fair_loads
 from vsrtune.bench.spec.model import Load, Spec, Trial
-from vsrtune.core.errors import VsrtuneError
-from vsrtune.core.stats import linear_fit
+from vsrtune.core.stats import jain, linear_fit
 
 SEARCHES = ("ndr", "pdr", "back-to-back")
 
 
 def start(spec: Spec, seed: int = 1) -> MethodRun:
-    """The generator of ``spec.method``; ``seed`` shuffles the order of its loads.
-
-    Raises VsrtuneError for a kind that does not exist.
-    """
+    """The generator of ``spec.method``; ``seed`` shuffles the order of its loads."""
     match spec.method.kind:
         case "sweep":
             return _sweep(spec, seed)
+        case "fairness":
+            return _fairness(spec, seed)
         case "soak":
             return _soak(spec)
-        case "fairness":
-            return fairness.fairness(spec, seed)
-        case "ndr" | "pdr":
-            return rate_search.throughput(spec)
         case "back-to-back":
             return rate_search.back_to_back(spec)
-        case kind:
-            raise VsrtuneError(f"no method is called {kind!r}", where=spec.path or spec.name)
+    return rate_search.throughput(spec)
 
 
 def loads(spec: Spec) -> list[Load]:
@@ -53,7 +61,10 @@ def loads(spec: Spec) -> list[Load]:
     if method.kind in SEARCHES:
         return []
     if method.kind == "fairness":
-        return fairness.loads(spec)
+        return [
+            Load(fair_loads(spec, rate), method.seconds, latency=method.latency)
+            for rate in method.rates
+        ]
     return [
         even_load(spec, rate, method.seconds, latency=method.latency, size=size)
         for size in method.sizes or (None,)
@@ -63,33 +74,88 @@ def loads(spec: Spec) -> list[Load]:
 
 def trials(spec: Spec) -> int | None:
     """How many trials ``start(spec)`` will ask for; None for a search."""
-    if spec.method.kind in SEARCHES:
-        return None
-    return (
-        _soak_trials(spec) if spec.method.kind == "soak" else len(loads(spec)) * spec.method.repeats
-    )
+    if spec.method.kind == "soak":
+        return _soak_trials(spec)
+    return len(loads(spec)) * spec.method.repeats or None
 
 
 def _sweep(spec: Spec, seed: int) -> MethodRun:
+    """Try every load; the median of its trials counts."""
     made = yield from each_in_turn(loads(spec), spec.method.repeats, seed)
-    # The sort keeps the order of sizes at a rate.
-    return sweep_summary(sorted(made, key=lambda trials: trials[0].load.total))
-
-
-def sweep_summary(by_load: Sequence[Sequence[Trial]]) -> dict[str, Any]:
-    """The summary of trials by load, in rising order of load. ``at_highest`` is None for
-    frames of several sizes."""
-    points = [point(trials) for trials in by_load]
-    several = len({trials[0].load.size for trials in by_load}) > 1
-    best = max(points, key=lambda p: float(p["pps"]["median"]))
-    peak = float(best["pps"]["median"])
-    last = float(points[-1]["pps"]["median"])
+    by_load = sorted(made, key=lambda trials: trials[0].load.total)
+    rates = [median(t.pps for t in trials) for trials in by_load]
+    peak = max(rates)
+    alone = len(by_load) > 1 and len(spec.method.sizes) < 2
     return {
         "kind": "sweep",
-        "points": points,
-        "peak": {"offered": best["offered"], "pps": peak},
-        "at_highest": last / peak if peak > 0 and not several else None,
+        "peak": {"offered": by_load[rates.index(peak)][0].load.total, "pps": peak},
+        "at_highest": rates[-1] / peak if peak > 0 and alone else None,
+        "generator_limited": [
+            trials[0].load.total for trials in by_load if generator_limited(trials)
+        ],
     }
+
+
+def _fairness(spec: Spec, seed: int) -> MethodRun:
+    """Try every rate, and share its frames out to the routers, or to the flows of a single one."""
+    made = yield from each_in_turn(loads(spec), spec.method.repeats, seed)
+    points = [
+        {"rate": rate, **_fair_point(spec, trials)}
+        for rate, trials in zip(spec.method.rates, made, strict=True)
+    ]
+    return {"kind": "fairness", "unit": _unit(spec), "points": points}
+
+
+def _unit(spec: Spec) -> str:
+    return "flow" if len(spec.routers) == 1 else "router"
+
+
+def _fair_point(spec: Spec, trials: Sequence[Trial]) -> dict[str, Any]:
+    """The point of the trials of one load, without its rate."""
+    units = [_units(spec, trial) for trial in trials]
+    names = list(dict.fromkeys(name for found in units for name in found))
+    shares: list[dict[str, Any]] = []
+    for name in names:
+        pairs = [found.get(name, (0.0, 0.0)) for found in units]
+        seconds = [max(trial.seconds, 1e-9) for trial in trials]
+        shares.append(
+            {
+                "name": name,
+                "sent_pps": median(s / t for (s, _), t in zip(pairs, seconds, strict=True)),
+                "pps": median(f / t for (_, f), t in zip(pairs, seconds, strict=True)),
+                "share": median(_share(pair) for pair in pairs),
+            }
+        )
+    parts = [share["share"] for share in shares]
+    return {
+        "offered": trials[0].load.total,
+        "pps": spread_of(t.pps for t in trials),
+        "loss": spread_of(t.loss for t in trials),
+        "generator_limited": generator_limited(trials),
+        "shares": shares,
+        "jain": spread_of(jain([_share(pair) for pair in one.values()] or [0.0]) for one in units),
+        "least_to_most": min(parts) / max(parts) if parts and max(parts) > 0 else None,
+    }
+
+
+def _units(spec: Spec, trial: Trial) -> dict[str, tuple[float, float]]:
+    """Frames (sent, forwarded) by unit."""
+    if _unit(spec) == "router":
+        return {
+            name: (float(trial.sent_by.get(name, 0)), float(trial.forwarded_by.get(name, 0)))
+            for name in trial.load.pps
+        }
+    router = spec.routers[0].name
+    flows = spec.traffic.flows * (2 if spec.traffic.bidirectional else 1)
+    # The generator takes flows in turn, so each is sent the same.
+    each = trial.sent_by.get(router, trial.sent) / flows
+    names = [f"{router}/{number}" for number in range(flows)]
+    return {name: (each, float(trial.forwarded_by_flow.get(name, 0))) for name in names}
+
+
+def _share(pair: tuple[float, float]) -> float:
+    sent, forwarded = pair
+    return forwarded / sent if sent > 0 else 0.0
 
 
 def _soak_trials(spec: Spec) -> int:

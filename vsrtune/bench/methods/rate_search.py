@@ -17,11 +17,12 @@ burst came, RFC 9004 section 5.4, with drain_pps as the measured throughput).
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from statistics import fmean
 from typing import Any
 
-from vsrtune.bench.methods.aggregate import MethodRun, even_load, fell_short, spread_of
-from vsrtune.bench.methods.search import Answer, Ask, highest
+from vsrtune.bench.methods.schedule import MethodRun, even_load, spread_of
+from vsrtune.bench.methods.search import Ask, BoundsSearch
 from vsrtune.bench.spec.model import Spec, Trial
 
 SHORTEST = 0.5
@@ -39,22 +40,21 @@ def throughput(spec: Spec) -> MethodRun:
     steps: list[dict[str, Any]] = []
     at: dict[int, list[Trial]] = {}
     coarse = _short(spec) < method.seconds or method.trials > 1
-    search = highest(method.low, method.high, method.precision, coarse=coarse)
-    try:
-        ask = next(search)
-        while True:
-            seconds = _short(spec) if ask.short else method.seconds
-            trials: list[Trial] = []
-            for _ in range(1 if ask.short else method.trials):
-                trials.append((yield even_load(spec, ask.value, seconds)))
-                if not _passes(spec, trials[-1]):
-                    break
-            if not ask.short:
-                at[ask.value] = trials
-            steps.append(_step(spec, ask, seconds, trials))
-            ask = search.send(_answer(spec, ask, trials))
-    except StopIteration as end:
-        bounds = end.value
+    search = BoundsSearch(method.low, method.high, method.precision, coarse=coarse)
+    while (ask := search.next()) is not None:
+        seconds = _short(spec) if ask.short else method.seconds
+        trials: list[Trial] = []
+        for _ in range(1 if ask.short else method.trials):
+            trials.append((yield even_load(spec, ask.value, seconds)))
+            if not _passes(spec, trials[-1]):
+                break
+        if not ask.short:
+            at[ask.value] = trials
+        steps.append(_step(spec, ask, seconds, trials))
+        passed = all(_passes(spec, trial) for trial in trials)
+        reached = min((float(ask.value), *(_reached(trial) for trial in trials)))
+        search.note(passed, reached, min(trial.pps for trial in trials))
+    bounds = search.bounds
     # A bound that the generator sets is the rate that it reached, not the rate asked for.
     best = [t for trials in at.values() if all(_passes(spec, t) for t in trials) for t in trials]
     best = [t for t in best if bounds.lower is not None and _reached(t) >= bounds.lower]
@@ -91,13 +91,7 @@ def _passes(spec: Spec, trial: Trial) -> bool:
 
 def _reached(trial: Trial) -> float:
     """The rate really offered; within the generator's tolerance, the rate asked for."""
-    return trial.sent_pps if fell_short(trial) else trial.load.total
-
-
-def _answer(spec: Spec, ask: Ask, trials: list[Trial]) -> Answer:
-    passed = all(_passes(spec, trial) for trial in trials)
-    reached = min((float(ask.value), *(_reached(trial) for trial in trials)))
-    return Answer(passed, reached, min(trial.pps for trial in trials))
+    return trial.sent_pps if trial.fell_short else trial.load.total
 
 
 def _step(spec: Spec, ask: Ask, seconds: float, trials: list[Trial]) -> dict[str, Any]:
@@ -117,10 +111,7 @@ def _latency(share: float, trial: Trial) -> dict[str, Any]:
     found = {"share": share, "rate": trial.load.total}
     if trial.latency is None:
         return found | {"sent": 0, "lost": 0, "p50": None, "p90": None, "p99": None}
-    one = trial.latency
-    return found | {
-        "sent": one.sent, "lost": one.lost, "p50": one.p50, "p90": one.p90, "p99": one.p99,
-    }  # fmt: skip
+    return found | asdict(trial.latency)
 
 
 def back_to_back(spec: Spec) -> MethodRun:
@@ -131,17 +122,14 @@ def back_to_back(spec: Spec) -> MethodRun:
     bursts: list[float] = []
     at_high = 0
     for _ in range(method.repeats):
-        search = highest(method.low, method.high, method.precision, coarse=False)
-        try:
-            ask = next(search)
-            while True:
-                trial = yield even_load(spec, rate, ask.value / rate, frames=ask.value)
-                passed = trial.sent > 0 and trial.forwarded >= trial.sent
-                reached = float(trial.sent if fell_short(trial) else ask.value)
-                ask = search.send(Answer(passed, reached, float(trial.forwarded)))
-        except StopIteration as end:
-            bursts.append(end.value.lower or 0.0)
-            at_high += end.value.upper is None
+        search = BoundsSearch(method.low, method.high, method.precision, coarse=False)
+        while (ask := search.next()) is not None:
+            trial = yield even_load(spec, rate, ask.value / rate, frames=ask.value)
+            passed = trial.sent > 0 and trial.forwarded >= trial.sent
+            reached = float(trial.sent if trial.fell_short else ask.value)
+            search.note(passed, reached, float(trial.forwarded))
+        bursts.append(search.bounds.lower or 0.0)
+        at_high += search.bounds.upper is None
     mean = fmean(bursts)
     left = min(1.0, drained.pps / rate)
     return {

@@ -1,17 +1,20 @@
 """The order in which configurations and loads are measured: interleaved and shuffled.
 
-A method is a generator that asks for trials; ``run`` drives it.
+A method is a generator that asks for trials; ``run`` drives it. Below it is what methods share.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Iterable, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
-from vsrtune.bench.spec.model import Load, Trial
+from vsrtune.bench.spec.model import Load, Spec, Trial
+from vsrtune.core.stats import spread
 
+# A method: yields loads, receives the trial of each, returns its summary.
+MethodRun = Generator[Load, Trial, dict[str, Any]]
 # What a method yields: Load, or (configuration index, Load) in a comparison.
 Order = TypeVar("Order")
 
@@ -82,3 +85,19 @@ def each_in_turn(
         for index in source.sample(range(len(loads)), len(loads)):
             made[index].append((yield loads[index]))
     return made
+
+
+def even_load(spec: Spec, rate: float, seconds: float, **more: Any) -> Load:
+    """``rate`` frames per second shared evenly by the routers."""
+    share = rate / len(spec.routers)
+    return Load({router.name: share for router in spec.routers}, seconds, **more)
+
+
+def spread_of(values: Iterable[float]) -> dict[str, Any]:
+    """The spread of ``values`` as data."""
+    return asdict(spread(list(values)))
+
+
+def generator_limited(trials: Sequence[Trial]) -> bool:
+    """Whether the generator, not the router, was the limit in most of the trials."""
+    return sum(t.fell_short for t in trials) * 2 > len(trials)

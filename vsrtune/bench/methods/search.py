@@ -13,8 +13,7 @@ again above (its load may make it poll) is described by the lowest such edge fou
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 # Width by which an open side is widened; a fine pass after a coarse one uses the precision.
 COARSE_WIDTH = 1.0
@@ -31,16 +30,6 @@ class Ask:
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
-    """The result of an Ask. ``reached`` is the value really tried, less than asked for when
-    the generator fell short; ``guess`` is a value that might pass where this did not."""
-
-    passed: bool
-    reached: float
-    guess: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class Bounds:
     """``lower`` passed, None when even the lowest value failed; ``upper`` failed, None
     when the highest passed. ``by_generator``: the generator did not reach the upper bound, so
@@ -51,96 +40,82 @@ class Bounds:
     by_generator: bool = False
 
 
-Search = Generator[Ask, Answer, Bounds]
+class BoundsSearch:
+    """Searches the highest value from ``low`` to ``high`` that passes, until the bounds are
+    ``precision`` (a share) apart or neighbours. ``coarse`` makes the coarse pass first. No value
+    outside the bounds is ever asked for."""
 
+    def __init__(self, low: int, high: int, precision: float, *, coarse: bool = True) -> None:
+        self._low, self._high = max(1, low), high
+        self._precision = precision
+        first = min(0.5, 2 * precision) if coarse else precision
+        self._begin([high], COARSE_WIDTH, first, short=coarse)
 
-def highest(low: int, high: int, precision: float, *, coarse: bool = True) -> Search:
-    """Search the highest value from ``low`` to ``high`` that passes, until the bounds are
-    ``precision`` (a share) apart or neighbours. ``coarse`` makes the coarse pass first."""
-    low = max(1, low)
-    guesses: Sequence[float] = (high,)
-    width = COARSE_WIDTH
-    if coarse:
-        found = yield from _pass(low, high, min(0.5, 2 * precision), guesses, width, short=True)
-        guesses = tuple(bound for bound in (found.lower, found.upper) if bound is not None)
-        width = precision
-    return (yield from _pass(low, high, precision, guesses, width, short=False))
+    def _begin(self, guesses: list[float], width: float, precision: float, *, short: bool) -> None:
+        """Begin a pass, of which nothing is known but guesses."""
+        self.bounds = Bounds(None, None)
+        self._guesses, self._more_guesses, self._guessed = guesses, GUESSES, False
+        self._width, self._goal, self._stride = width, precision, precision
+        self._ask = Ask(0, short)
 
-
-def _pass(
-    low: int, high: int, precision: float, guesses: Sequence[float], width: float, *, short: bool
-) -> Search:
-    state = _State(low, high, precision, list(guesses), width, precision, GUESSES)
-    value = state.next()
-    while value is not None:
-        state.note(value, (yield Ask(value, short)))
-        value = state.next()
-    return state.bounds()
-
-
-@dataclass(slots=True)
-class _State:
-    """The bounds of one pass. Invariant: no value outside the bounds is ever asked for."""
-
-    low: int
-    high: int
-    precision: float
-    guesses: list[float]
-    width: float
-    stride: float
-    more_guesses: int
-    lower: float | None = None
-    upper: int | None = None
-    by_generator: bool = False
-    guessed: bool = False
-
-    def note(self, value: int, answer: Answer) -> None:
-        if answer.passed:
-            if self.lower is None or answer.reached > self.lower:
-                self.lower = min(float(value), answer.reached)
-            if answer.reached < value:
-                self.upper, self.by_generator = value, True
-            elif self.guessed:
-                # The edge is likely just above a good guess, so bound it from there.
-                self.guesses.append(value * (1.0 + self.stride))
-                self.stride *= 2.0
-        else:
-            self.upper, self.by_generator = value, False
-            if answer.guess is not None and self.more_guesses > 0:
-                self.more_guesses -= 1
-                self.guesses.append(answer.guess)
-
-    def next(self) -> int | None:
-        """The next value to try; None when the bounds are narrow enough."""
-        while self.guesses:
-            guess = round(self.guesses.pop(0))
-            if self.inside(guess):
-                self.guessed = True
-                return guess
-        self.guessed = False
-        if self.upper is None:
-            if self.lower is None:
-                return self.high
-            return None if self.lower >= self.high else self.wider(self.lower, up=True)
-        if self.lower is None:
-            return None if self.upper <= self.low else self.wider(self.upper, up=False)
-        if self.upper <= self.lower * (1.0 + self.precision):
+    def next(self) -> Ask | None:
+        """What to try next; None when the bounds are narrow enough."""
+        value = self._value()
+        if value is None and self._ask.short:
+            known = [b for b in (self.bounds.lower, self.bounds.upper) if b is not None]
+            self._begin(known, self._precision, self._precision, short=False)
+            value = self._value()
+        if value is None:
             return None
-        middle = round((self.lower * self.upper) ** 0.5)
-        return middle if self.inside(middle) else None
+        self._ask = Ask(value, self._ask.short)
+        return self._ask
 
-    def inside(self, value: int) -> bool:
+    def note(self, passed: bool, reached: float, guess: float | None = None) -> None:
+        """The answer to what ``next`` asked for last. ``reached`` is the value really tried, less
+        than asked for when the generator fell short; ``guess`` is a value that might pass where
+        this did not."""
+        value, known = self._ask.value, self.bounds
+        if not passed:
+            self.bounds = replace(known, upper=value, by_generator=False)
+            if guess is not None and self._more_guesses > 0:
+                self._more_guesses -= 1
+                self._guesses.append(guess)
+            return
+        if known.lower is None or reached > known.lower:
+            self.bounds = replace(known, lower=min(float(value), reached))
+        if reached < value:
+            self.bounds = replace(self.bounds, upper=value, by_generator=True)
+        elif self._guessed:
+            # The edge is likely just above a good guess, so bound it from there.
+            self._guesses.append(value * (1.0 + self._stride))
+            self._stride *= 2.0
+
+    def _value(self) -> int | None:
+        lower, upper = self.bounds.lower, self.bounds.upper
+        self._guessed = True
+        while self._guesses:
+            guess = round(self._guesses.pop(0))
+            if self._inside(guess):
+                return guess
+        self._guessed = False
+        if lower is None and upper is None:
+            return self._high
+        if upper is None or lower is None:
+            # An open side: each step is twice as wide as the one before.
+            step = 1.0 + self._width
+            self._width *= 2.0
+            if lower is not None:
+                up = min(self._high, max(int(lower) + 1, round(lower * step)))
+                return None if lower >= self._high else up
+            assert upper is not None
+            down = max(self._low, min(int(upper) - 1, round(upper / step)))
+            return None if upper <= self._low else down
+        middle = round((lower * upper) ** 0.5)
+        wide = upper > lower * (1.0 + self._goal)
+        return middle if wide and self._inside(middle) else None
+
+    def _inside(self, value: int) -> bool:
         """True for a value that the bounds leave open."""
-        above = value >= self.low if self.lower is None else value > self.lower
-        return above and (value <= self.high if self.upper is None else value < self.upper)
-
-    def wider(self, bound: float, *, up: bool) -> int:
-        """The next value beyond ``bound``; each step is twice as wide as the one before."""
-        step = 1.0 + self.width
-        self.width *= 2.0
-        if up:
-            return min(self.high, max(int(bound) + 1, round(bound * step)))
-        return max(self.low, min(int(bound) - 1, round(bound / step)))
-
-    def bounds(self) -> Bounds:
-        return Bounds(self.lower, self.upper, self.by_generator)
+        lower, upper = self.bounds.lower, self.bounds.upper
+        above = value >= self._low if lower is None else value > lower
+        return above and (value <= self._high if upper is None else value < upper)

@@ -8,14 +8,15 @@ lengths).
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from vsrtune import __version__
-from vsrtune.bench.spec.model import Configuration, Endpoint, Spec
+from vsrtune.bench.setup import commands
+from vsrtune.bench.spec.model import Configuration, Spec
+from vsrtune.core.codec import encode
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.host.filesystem import HostRoot, LiveRoot
 from vsrtune.model.guest import Guest, Interface, Role, Thread
 from vsrtune.model.host import Nic
@@ -44,26 +45,27 @@ def environment(
     snapshot: Snapshot,
     spec: Spec,
     configuration: Configuration,
+    tester: Mapping[str, Mapping[str, str]],
     *,
     root: HostRoot | None = None,
     run: Run | None = None,
 ) -> dict[str, Any]:
     """The block as plain JSON data. Values that cannot be read are left out or "".
 
-    ``snapshot`` shows the host with ``configuration`` in force. ``run`` runs a command
-    line and returns its output, "" when it fails; ``root`` and ``run`` of None mean this host.
+    ``snapshot`` shows the host with ``configuration`` in force, ``tester`` describes the devices
+    of the two ends. ``run`` runs a command line and returns its output, "" when it fails;
+    ``root`` and ``run`` of None mean this host.
     """
     root = LiveRoot() if root is None else root
-    run = run_command if run is None else run
-    devices = {str(end): _device(end, run) for end in (spec.left, spec.right)}
+    run = _output if run is None else run
     names = {name for router in spec.routers for name in router.guests}
     guests = [g for g in snapshot.guests if g.ref in names]
     return {
-        "label": label(spec, [d.get("driver", "") for d in devices.values()]),
+        "label": label(spec, [device["driver"] for device in tester.values()]),
         "vsrtune": __version__,
         "kernel": snapshot.host.kernel,
-        "os": _os_name(root),
-        "cpu": _cpu_model(root),
+        "os": _match(r'^PRETTY_NAME="?([^"\n]*)', _read(root, "/etc/os-release")),
+        "cpu": _match(r"^model name\s*: (.*)$", _read(root, "/proc/cpuinfo")),
         "cpus": {
             "online": str(snapshot.host.online),
             "isolated": ",".join(str(c.id) for c in snapshot.host.cpus if c.isolated),
@@ -71,14 +73,12 @@ def environment(
         "qemu": _qemu(guests, run),
         "libvirt": run(("virsh", "--version")).strip(),
         "settings": {name: text for name, path in _SETTINGS.items() if (text := _read(root, path))},
-        "tester": devices,
+        "tester": tester,
         "nics": {nic.name: _nic(nic) for nic in snapshot.host.nics},
         "guests": {guest.ref: _guest(guest) for guest in guests},
         "ksoftirqd": {str(s.cpu): str(s.sched) for s in snapshot.host.softirq},
         "policy": _policy(configuration),
-        "neighbours": [
-            {"name": n.name, "pid": n.pid, "detail": n.detail} for n in snapshot.host.neighbours
-        ],
+        "neighbours": [_fields(n, "name", "pid", "detail") for n in snapshot.host.neighbours],
         "load": _read(root, "/proc/loadavg"),
         "problems": [f"{p.reader}: {p.what}" for p in snapshot.problems],
     }
@@ -96,43 +96,16 @@ def label(spec: Spec, drivers: Sequence[str]) -> str:
     return "one machine, pktgen"
 
 
-def run_command(command: Sequence[str]) -> str:
-    """Standard output of a command, "" when it cannot be run or fails."""
+def _output(command: Sequence[str]) -> str:
     try:
-        return subprocess.run(
-            command, capture_output=True, text=True, timeout=_TIMEOUT, check=True
-        ).stdout
-    except (OSError, subprocess.SubprocessError):
+        return commands.run(command, _TIMEOUT)
+    except VsrtuneError:
         return ""
 
 
-def _device(end: Endpoint, run: Run) -> dict[str, str]:
-    """Driver and settings of a device of the tester."""
-    prefix: tuple[str, ...] = ("ssh", "-oBatchMode=yes", end.host) if end.host else ()
-    space = ("-n", end.namespace) if end.namespace else ()
-    text = run((*prefix, "ip", *space, "-json", "-details", "link", "show", "dev", end.device))
-    try:
-        (link,) = json.loads(text)
-    except ValueError:
-        return {}
-    found = {"mtu": str(link.get("mtu", "")), "txqueuelen": str(link.get("txqlen", ""))}
-    kind = link.get("linkinfo", {}).get("info_kind")
-    if kind is None:
-        inside = ("ip", "netns", "exec", end.namespace) if end.namespace else ()
-        answer = run((*prefix, *inside, "ethtool", "-i", end.device))
-        kind = _match(r"^driver: *(.+)$", answer)
-    return {"driver": str(kind), **found}
-
-
 def _nic(nic: Nic) -> dict[str, Any]:
-    return {
-        "driver": nic.driver,
-        "txqueuelen": nic.txqueuelen,
-        "threaded_napi": nic.threaded_napi,
-        "rps_cpus": str(nic.rps_cpus),
-        "rx_cpus": None if nic.rx_cpus is None else str(nic.rx_cpus),
-        "irqs": {str(irq.number): str(irq.effective) for irq in nic.irqs},
-    }
+    found = _fields(nic, "driver", "txqueuelen", "threaded_napi", "rps_cpus", "rx_cpus")
+    return found | {"irqs": {str(irq.number): str(irq.effective) for irq in nic.irqs}}
 
 
 def _guest(guest: Guest) -> dict[str, Any]:
@@ -157,16 +130,13 @@ def _thread(thread: Thread) -> dict[str, Any]:
 
 
 def _interface(interface: Interface) -> dict[str, Any]:
-    return {
-        "target": interface.target,
-        "kind": interface.kind.value,
-        "lower": list(interface.lower),
-        "mac": interface.mac,
-        "model": interface.model,
-        "vhost": interface.vhost,
-        "queues": interface.queues,
-        "txqueuelen": interface.txqueuelen,
-    }
+    return _fields(
+        interface, "target", "kind", "lower", "mac", "model", "vhost", "queues", "txqueuelen"
+    )
+
+
+def _fields(value: object, *names: str) -> dict[str, Any]:
+    return {name: encode(getattr(value, name)) for name in names}
 
 
 def _policy(configuration: Configuration) -> dict[str, str] | None:
@@ -178,17 +148,8 @@ def _policy(configuration: Configuration) -> dict[str, str] | None:
 
 def _qemu(guests: Sequence[Guest], run: Run) -> str:
     """The version of the program that runs the guests, not of one installed since."""
-    pids = [guest.pid for guest in guests]
-    command = f"/proc/{pids[0]}/exe" if pids else "qemu-system-x86_64"
+    command = f"/proc/{guests[0].pid}/exe" if guests else "qemu-system-x86_64"
     return _match(r"version (\S+( \([^)]*\))?)", run((command, "--version")))
-
-
-def _os_name(root: HostRoot) -> str:
-    return _match(r'^PRETTY_NAME="?([^"\n]*)', _read(root, "/etc/os-release"))
-
-
-def _cpu_model(root: HostRoot) -> str:
-    return _match(r"^model name\s*: (.*)$", _read(root, "/proc/cpuinfo"))
 
 
 def _read(root: HostRoot, path: str) -> str:

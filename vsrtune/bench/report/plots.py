@@ -1,4 +1,4 @@
-"""Plots of outcomes with matplotlib, as SVG text or PNG files.
+"""Plots of outcomes with matplotlib, as SVG text.
 
 matplotlib is imported when a plot is drawn: a router host need not have it, because any
 other machine can plot a stored result.
@@ -10,9 +10,9 @@ import io
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from itertools import accumulate
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from vsrtune.bench.report.points import ROLES, Point, by_configuration, points, used
 from vsrtune.bench.spec.model import Outcome
@@ -71,16 +71,12 @@ def throughput(
         axes.plot([0, top], [0, top], color="#999999", linestyle=":", label="nothing lost")
     for number, line in enumerate(curves):
         colour = _COLOURS[number % len(_COLOURS)]
-        error: Any = None
-        if line.low and line.high:
-            error = [
-                [max(0.0, y - low) for y, low in zip(line.y, line.low, strict=True)],
-                [max(0.0, high - y) for y, high in zip(line.y, line.high, strict=True)],
-            ]
+        below = [max(0.0, y - low) for y, low in zip(line.y, line.low, strict=False)]
+        above = [max(0.0, high - y) for y, high in zip(line.y, line.high, strict=False)]
         axes.errorbar(
             line.x,
             line.y,
-            yerr=error,
+            yerr=[below, above] if line.low and line.high else None,
             label=line.name,
             color=colour,
             marker=_MARKERS[number % len(_MARKERS)],
@@ -92,10 +88,9 @@ def throughput(
         )
     axes.set_xlabel(x_label)
     axes.xaxis.set_major_formatter(_tick)
-    axes.set_ylabel(y_label)
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
-    _finish(axes)
+    _finish(axes, y_label)
     return figure
 
 
@@ -106,29 +101,22 @@ def bars(
     y_label: str,
     *,
     note: str = "",
-    stacked: bool = False,
 ) -> Figure:
     """Bars: one group for each of ``groups``, with one bar for each of ``series``."""
     figure, axes = _new(title, note)
-    base = [0.0] * len(groups)
-    width = 0.7 if stacked else 0.8 / max(1, len(series))
+    width = 0.8 / max(1, len(series))
     for number, (name, values) in enumerate(series.items()):
-        offset = 0.0 if stacked else (number - (len(series) - 1) / 2) * width
+        offset = (number - (len(series) - 1) / 2) * width
         places = [i + offset for i in range(len(groups))]
         axes.bar(
             places,
             list(values),
             width,
-            bottom=base if stacked else None,
             label=name,
             color=_COLOURS[number % len(_COLOURS)],
         )
-        if stacked:
-            base = [b + v for b, v in zip(base, values, strict=True)]
-    axes.set_xticks(range(len(groups)))
-    axes.set_xticklabels(list(groups), rotation=20 if len(groups) > 4 else 0, ha="center")
-    axes.set_ylabel(y_label)
-    _finish(axes)
+    _columns(axes, groups)
+    _finish(axes, y_label)
     return figure
 
 
@@ -152,11 +140,9 @@ def scatter(
             axes.hlines(median(found), column - 0.3, column + 0.3, color=colour, linewidth=2.2)
     if line_at is not None:
         axes.axhline(line_at, color="#999999", linestyle=":")
-    axes.set_xticks(range(len(groups)))
-    axes.set_xticklabels(list(groups), rotation=20 if len(groups) > 4 else 0)
-    axes.set_ylabel(y_label)
+    _columns(axes, groups)
     axes.set_ylim(bottom=0)
-    _finish(axes, legend=False)
+    _finish(axes, y_label)
     return figure
 
 
@@ -171,10 +157,18 @@ def of_outcome(outcome: Outcome, note: str) -> list[tuple[str, Figure]]:
         figure = throughput(lines, title, note=note, x_label="seconds", ideal=False)
         figures.append(("Forwarded rate over time.", figure))
     elif len({p.offered for p in everything}) > 1:
-        lines = [curve(name, group) for name, group in _by_size(found)]
+        sized: dict[str, list[Point]] = {}
+        for p in everything:
+            name = p.configuration + ("" if p.size is None else f", {p.size}")
+            sized.setdefault(name, []).append(p)
+        lines = [curve(name, group) for name, group in sized.items()]
         caption = "Forwarded against offered rate: median, and the lowest and highest trial."
         figures.append((caption, throughput(lines, title, note=note)))
-    for offered, here in _by_load(everything):
+    loads: dict[str, list[Point]] = {}
+    for p in sorted(everything, key=lambda p: p.offered):
+        size = "" if p.size is None else f" of {p.size}"
+        loads.setdefault(f"{p.offered:,.0f} pps{size}", []).append(p)
+    for offered, here in loads.items():
         if max(len(p.trials) for p in here) < 2 or outcome.method == "soak":
             continue
         columns = [p.configuration for p in here]
@@ -192,24 +186,6 @@ def of_outcome(outcome: Outcome, note: str) -> list[tuple[str, Figure]]:
     return figures
 
 
-def _by_size(found: Mapping[str, Sequence[Point]]) -> list[tuple[str, list[Point]]]:
-    """A line of a plot for each configuration, and for each size where there are several."""
-    lines: dict[str, list[Point]] = {}
-    for name, group in found.items():
-        for p in group:
-            lines.setdefault(name if p.size is None else f"{name}, {p.size}", []).append(p)
-    return list(lines.items())
-
-
-def _by_load(everything: Sequence[Point]) -> list[tuple[str, list[Point]]]:
-    """The loads offered, and the points of each, in rising order."""
-    loads: dict[str, list[Point]] = {}
-    for p in sorted(everything, key=lambda p: p.offered):
-        size = "" if p.size is None else f" of {p.size}"
-        loads.setdefault(f"{p.offered:,.0f} pps{size}", []).append(p)
-    return list(loads.items())
-
-
 def svg(figure: Figure, key: str) -> str:
     """The figure as an SVG element for HTML. ``key`` keeps the ids of several figures on one
     page apart."""
@@ -223,20 +199,9 @@ def svg(figure: Figure, key: str) -> str:
     return re.sub(r'( id="|"#|\(#)', lambda found: found[1] + key + "-", text)
 
 
-def png(figure: Figure, path: Path) -> None:
-    """Write the figure to a file."""
-    figure.savefig(path, format="png", dpi=110, metadata={"Software": None})
-
-
 def _timeline(name: str, group: Sequence[Point]) -> Curve:
-    at = 0.0
-    xs, ys = [], []
-    for point in group:
-        for trial in point.trials:
-            at += trial.seconds
-            xs.append(at)
-            ys.append(trial.pps)
-    return Curve(name, xs, ys)
+    trials = [trial for point in group for trial in point.trials]
+    return Curve(name, list(accumulate(t.seconds for t in trials)), [t.pps for t in trials])
 
 
 def require() -> None:
@@ -268,11 +233,17 @@ def _tick(value: float, _position: float | None) -> str:
     return f"{value:,.4g}" if abs(value) < 100 else f"{value:,.0f}"
 
 
-def _finish(axes: Axes, *, legend: bool = True) -> None:
+def _columns(axes: Axes, groups: Sequence[str]) -> None:
+    axes.set_xticks(range(len(groups)))
+    axes.set_xticklabels(list(groups), rotation=20 if len(groups) > 4 else 0)
+
+
+def _finish(axes: Axes, y_label: str) -> None:
+    axes.set_ylabel(y_label)
     axes.grid(True, color="#dddddd", linewidth=0.6)
     axes.set_axisbelow(True)
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     axes.yaxis.set_major_formatter(_tick)
-    if legend and axes.get_legend_handles_labels()[1]:
+    if axes.get_legend_handles_labels()[1]:
         axes.legend(fontsize=8, frameon=False)

@@ -5,7 +5,7 @@ Pure: trials in, numbers out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 
@@ -13,7 +13,6 @@ from vsrtune.bench.spec.model import Outcome, Trial
 
 DROPS = ("nic", "softnet_backlog", "macvtap_ring", "elsewhere")
 ROLES = ("vcpu", "vhost", "napi", "emulator", "other", "ksoftirqd", "softirq", "idle")
-_MILLION = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +50,7 @@ class Point:
     @property
     def loss(self) -> float:
         """Share of all frames sent that were not forwarded."""
-        sent = sum(t.sent for t in self.trials)
-        return max(0.0, 1.0 - sum(t.forwarded for t in self.trials) / sent) if sent else 0.0
+        return max(0.0, self._share(lambda t: t.sent - t.forwarded, lambda t: t.sent))
 
     @property
     def spread(self) -> float:
@@ -61,31 +59,34 @@ class Point:
 
     def drop_share(self, place: str) -> float:
         """Share of all frames sent that were lost at ``place``."""
-        sent = sum(t.sent for t in self.trials)
-        return sum(t.drops.get(place, 0) for t in self.trials) / sent if sent else 0.0
+        return self._share(lambda t: t.drops.get(place, 0), lambda t: t.sent)
 
     def cpu_per_million(self, role: str) -> float | None:
         """CPU seconds of a role for each million frames forwarded; None without any."""
-        return _per(sum(t.cpu_seconds.get(role, 0.0) for t in self.trials), self.trials, _MILLION)
+        share = self._share(lambda t: t.cpu_seconds.get(role, 0.0), lambda t: t.forwarded)
+        return share * 1_000_000 if self._forwards else None
 
     def cpu_share(self, role: str) -> float:
         """CPU seconds of a role for each second of the trials (1.0 is one busy CPU)."""
-        seconds = sum(t.seconds for t in self.trials)
-        return sum(t.cpu_seconds.get(role, 0.0) for t in self.trials) / seconds if seconds else 0.0
+        return self._share(lambda t: t.cpu_seconds.get(role, 0.0), lambda t: t.seconds)
 
     def switches_per_thousand(self) -> float | None:
         """Context switches of the guests' threads for each thousand frames forwarded."""
-        return _per(sum(sum(t.switches.values()) for t in self.trials), self.trials, 1000)
+        share = self._share(lambda t: sum(t.switches.values()), lambda t: t.forwarded)
+        return share * 1000 if self._forwards else None
 
     def migrations_per_second(self) -> float:
         """Moves of the guests' threads between CPUs, for each second."""
-        seconds = sum(t.seconds for t in self.trials)
-        return sum(sum(t.migrations.values()) for t in self.trials) / seconds if seconds else 0.0
+        return self._share(lambda t: sum(t.migrations.values()), lambda t: t.seconds)
 
+    @property
+    def _forwards(self) -> bool:
+        return any(t.forwarded for t in self.trials)
 
-def _per(amount: float, trials: Iterable[Trial], frames: int) -> float | None:
-    forwarded = sum(t.forwarded for t in trials)
-    return amount * frames / forwarded if forwarded else None
+    def _share(self, part: Callable[[Trial], float], whole: Callable[[Trial], float]) -> float:
+        """Over all trials; 0 of nothing."""
+        total = sum(map(whole, self.trials))
+        return sum(map(part, self.trials)) / total if total else 0.0
 
 
 def points(trials: Iterable[Trial]) -> list[Point]:

@@ -1,4 +1,4 @@
-"""The answer of each method (bench/methods/methods.py, rate_search.py, compare.py) as tables. Pure.
+"""The answer of each method (bench/methods/methods.py, rate_search.py, compare.py) as tables.
 
 The table of trials also holds the results of a sweep and a soak; these tables give the
 figures that one reads first.
@@ -6,19 +6,19 @@ figures that one reads first.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from vsrtune.bench.spec.model import Outcome
 from vsrtune.views.tables import NOTHING, Table
 
 Summary = Mapping[str, Any]
+Columns = Mapping[str, Callable[[Any], str]]
 
 
 def number(value: float | None) -> str:
-    """A figure with thousands separators; few digits for small ones. A dash for None and NaN."""
-    if value is None or math.isnan(value):
+    """A figure with thousands separators; few digits for small ones. A dash for None."""
+    if value is None:
         return NOTHING
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.3g}"
 
@@ -30,9 +30,20 @@ def percent(share: float | None) -> str:
     return "0" if share == 0 else f"{100 * share:.2f}"
 
 
+def microseconds(seconds: float | None) -> str:
+    """A time in microseconds."""
+    return number(None if seconds is None else seconds * 1e6)
+
+
 def interval(low: float | None, high: float | None) -> str:
     """``low..high``; a dash when there is none."""
     return NOTHING if low is None or high is None else f"{number(low)}..{number(high)}"
+
+
+def listed(title: str, columns: Columns, items: Iterable[Any]) -> Table:
+    """A row for each item; ``columns`` gives the text of an item by the head of its column."""
+    rows = [tuple(text(item) for text in columns.values()) for item in items]
+    return Table(title, tuple(columns), rows)
 
 
 def tables(outcome: Outcome) -> list[Table]:
@@ -62,11 +73,11 @@ def _words(title: str, rows: list[tuple[str, str]]) -> Table:
 def _sweep(s: Summary) -> Table:
     peak = s["peak"]
     rows = [("peak", f"{number(peak['pps'])} pps at {number(peak['offered'])} pps offered")]
-    if s.get("at_highest") is not None and len(s["points"]) > 1:
+    if s["at_highest"] is not None:
         rows.append(("at the highest load", f"{percent(s['at_highest'])} % of the peak"))
-    if any(p.get("generator_limited") for p in s["points"]):
-        limited = [number(p["offered"]) for p in s["points"] if p.get("generator_limited")]
-        rows.append(("generator fell short", f"at {', '.join(limited)} pps offered"))
+    if s.get("generator_limited"):
+        limited = ", ".join(number(rate) for rate in s["generator_limited"])
+        rows.append(("generator fell short", f"at {limited} pps offered"))
     return _words("Sweep", rows)
 
 
@@ -80,7 +91,7 @@ def _soak(s: Summary) -> Table:
         ("worst", (f"trial {worst['trial'] + 1}: {number(worst['pps'])} pps, "
          f"{percent(worst['loss'])} % lost")),
     ]  # fmt: skip
-    if s.get("drift_per_hour") is not None:
+    if s["drift_per_hour"] is not None:
         text = f"{100 * s['drift_per_hour']:+.2f} % an hour (R squared {s['r_squared']:.2f})"
         rows.append(("drift", text))
     return _words("Soak", rows)
@@ -108,31 +119,28 @@ def _throughput(s: Summary) -> Table:
 
 
 def _steps(s: Summary) -> Table:
-    table = Table("Search", ("rate", "seconds", "trials", "forwarded pps", "lost %", "result"))
-    for step in s["steps"]:
-        table.rows.append(
-            (
-                number(step["rate"]),
-                f"{step['seconds']:g}",
-                str(step["trials"]),
-                number(step["pps"]),
-                percent(step["loss"]),
-                "passed" if step["passed"] else "failed",
-            )
-        )
-    return table
+    columns: Columns = {
+        "rate": lambda step: number(step["rate"]),
+        "seconds": lambda step: f"{step['seconds']:g}",
+        "trials": lambda step: str(step["trials"]),
+        "forwarded pps": lambda step: number(step["pps"]),
+        "lost %": lambda step: percent(step["loss"]),
+        "result": lambda step: "passed" if step["passed"] else "failed",
+    }
+    return listed("Search", columns, s["steps"])
 
 
 def _latency(s: Summary) -> Table:
-    table = Table(
-        "One-way latency under load, microseconds",
-        ("load", "pps", "P50", "P90", "P99", "probes", "lost"),
-    )
-    for one in s["latency"]:
-        shown = [NOTHING if one[k] is None else number(one[k] * 1e6) for k in ("p50", "p90", "p99")]
-        load = f"{100 * one['share']:g} % of {s['kind'].upper()}"
-        table.rows.append((load, number(one["rate"]), *shown, str(one["sent"]), str(one["lost"])))
-    return table
+    columns: Columns = {
+        "load": lambda one: f"{100 * one['share']:g} % of {s['kind'].upper()}",
+        "pps": lambda one: number(one["rate"]),
+        "P50": lambda one: microseconds(one["p50"]),
+        "P90": lambda one: microseconds(one["p90"]),
+        "P99": lambda one: microseconds(one["p99"]),
+        "probes": lambda one: str(one["sent"]),
+        "lost": lambda one: str(one["lost"]),
+    }
+    return listed("One-way latency under load, microseconds", columns, s["latency"])
 
 
 def _bursts(s: Summary) -> Table:
@@ -150,58 +158,48 @@ def _bursts(s: Summary) -> Table:
 
 
 def _fairness(s: Summary) -> Table:
-    table = Table(
-        f"Fairness between {s['unit']}s",
-        ("rate", "forwarded pps", "lost %", "Jain's index", "worst share / best"),
-    )
-    for p in s["points"]:
-        table.rows.append(
-            (
-                number(p["rate"]),
-                number(p["pps"]["median"]),
-                percent(p["loss"]["median"]),
-                f"{p['jain']['median']:.3f} ({p['jain']['low']:.3f}..{p['jain']['high']:.3f})",
-                NOTHING if p["least_to_most"] is None else f"{p['least_to_most']:.2f}",
-            )
-        )
-    return table
+    columns: Columns = {
+        "rate": lambda p: number(p["rate"]),
+        "forwarded pps": lambda p: number(p["pps"]["median"]),
+        "lost %": lambda p: percent(p["loss"]["median"]),
+        "Jain's index": lambda p: "{median:.3f} ({low:.3f}..{high:.3f})".format(**p["jain"]),
+        "worst share / best": lambda p: number(p["least_to_most"]),
+    }
+    return listed(f"Fairness between {s['unit']}s", columns, s["points"])
 
 
 def _shares(s: Summary) -> Table:
-    table = Table("Shares", ("rate", s["unit"], "sent pps", "forwarded pps", "of its own %"))
-    for p in s["points"]:
-        for one in p["shares"]:
-            table.rows.append(
-                (
-                    number(p["rate"]),
-                    one["name"],
-                    number(one["sent_pps"]),
-                    number(one["pps"]),
-                    percent(one["share"]),
-                )
-            )
-    return table
+    columns: Columns = {
+        "rate": lambda one: number(one["rate"]),
+        s["unit"]: lambda one: one["name"],
+        "sent pps": lambda one: number(one["sent_pps"]),
+        "forwarded pps": lambda one: number(one["pps"]),
+        "of its own %": lambda one: percent(one["share"]),
+    }
+    return listed("Shares", columns, [{**p, **one} for p in s["points"] for one in p["shares"]])
 
 
 def _compare(s: Summary) -> list[Table]:
-    unit = s.get("what", "pps")
+    columns: Columns = {
+        "configuration": lambda one: one["name"],
+        f"median {s['what']}": lambda one: number(one["median"]),
+        "lowest..highest": lambda one: interval(one["low"], one["high"]),
+        "verdict": _verdict,
+    }
     found = []
     for p in s["points"]:
-        at = "" if p.get("offered") is None else f" at {number(p['offered'])} pps offered"
+        at = "" if p["offered"] is None else f" at {number(p['offered'])} pps offered"
         at += f" of {p['size']}" if "size" in p else ""
-        table = Table(
-            f"Compared with {s['baseline']}{at}, {s['pairs']} pairs",
-            ("configuration", f"median {unit}", "lowest..highest", "verdict"),
-        )
-        for one in p["configurations"]:
-            judged = "baseline" if one["ratio"] is None else one["ratio"]["text"]
-            values = (number(one["median"]), interval(one["low"], one["high"]))
-            table.rows.append((one["name"], *values, judged.removeprefix(f"{one['name']}: ")))
-        found.append(table)
-    if s.get("kept"):
-        table = Table("Rate at the highest load, share of the most at any", ("configuration", "%"))
-        table.rows.extend((name, percent(share)) for name, share in s["kept"].items())
-        found.append(table)
-    if s.get("notes"):
-        found.append(Table("Notes on the comparison", ("",), [(n,) for n in s["notes"]], "warn"))
+        title = f"Compared with {s['baseline']}{at}, {s['pairs']} pairs"
+        found.append(listed(title, columns, p["configurations"]))
+    columns = {"configuration": lambda kept: kept[0], "%": lambda kept: percent(kept[1])}
+    title = "Rate at the highest load, share of the most at any"
+    found.append(listed(title, columns, s["kept"].items()))
+    found.append(Table("Notes on the comparison", ("",), [(note,) for note in s["notes"]], "warn"))
     return found
+
+
+def _verdict(one: Mapping[str, Any]) -> str:
+    if one["ratio"] is None:
+        return "baseline"
+    return str(one["ratio"]["text"]).removeprefix(f"{one['name']}: ")

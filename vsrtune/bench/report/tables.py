@@ -5,14 +5,16 @@ Pure, like vsrtune.views.tables: this module makes the texts, others draw them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from vsrtune.bench.report import summaries
 from vsrtune.bench.report.points import DROPS, ROLES, Point, by_configuration, used
-from vsrtune.bench.report.summaries import interval, number, percent
-from vsrtune.bench.spec.model import Outcome, Router
-from vsrtune.views.tables import NOTHING, Table
+from vsrtune.bench.report.summaries import interval, listed, microseconds, number, percent
+from vsrtune.bench.spec.model import Latency, Outcome, Router
+from vsrtune.views.tables import NOTHING, Table, filled
 
 _DROP_HEADS = {
     "nic": "nic %",
@@ -30,7 +32,7 @@ def outcome_tables(outcome: Outcome) -> list[Table]:
     tables += [throughput_table(found), cost_table(found), latency_table(found)]
     tables.append(notes_table(outcome))
     tables += environment_tables(outcome.environment)
-    return [t for t in tables if t.rows]
+    return filled(*tables)
 
 
 def label(outcome: Outcome) -> str:
@@ -76,26 +78,21 @@ def method_text(outcome: Outcome) -> str:
     """The method with the values that decide its answer: trial length, threshold, repeats."""
     m = outcome.spec.method
     length = f"trials of {m.seconds:g} s"
-    match m.kind:
-        case "ndr" | "pdr":
-            kind = m.kind.upper()
-            text = (
-                f"{kind}: the highest rate with loss of at most {100 * m.loss:g} %, {length}, "
-                f"the worst of {m.trials} deciding, precision {100 * m.precision:g} %"
-            )
-        case "back-to-back":
-            text = f"back-to-back bursts (RFC 9004), {m.repeats} times"
-        case "soak":
-            text = f"soak for {m.duration:g} s, {length}"
-        case "fairness":
-            text = f"fairness, {length}, {m.repeats} times"
-        case _:
-            text = f"{m.kind}, {length}, {m.repeats} times"
     if outcome.method == "compare":
         count = outcome.summary.get("pairs")
         many = f"{count} rounds" if count else "rounds"
         return f"comparison of interleaved {many} in shuffled order, {length}"
-    return text
+    if m.kind in ("ndr", "pdr"):
+        return (
+            f"{m.kind.upper()}: the highest rate with loss of at most {100 * m.loss:g} %, "
+            f"{length}, the worst of {m.trials} deciding, precision {100 * m.precision:g} %"
+        )
+    if m.kind == "soak":
+        return f"soak for {m.duration:g} s, {length}"
+    name = f"{m.kind}, {length}"
+    if m.kind == "back-to-back":
+        name = "back-to-back bursts (RFC 9004)"
+    return f"{name}, {m.repeats} times"
 
 
 def load_text(p: Point) -> str:
@@ -105,81 +102,61 @@ def load_text(p: Point) -> str:
 
 def throughput_table(found: Sequence[Point]) -> Table:
     """A row for each configuration and load: rates, loss, and where frames were lost."""
-    places = used(found, DROPS, "drops")
-    columns = ("configuration", "offered pps", "sent pps", "forwarded pps", "lowest..highest")
-    table = Table(
-        "Forwarded",
-        (*columns, "trials", "lost %", *(_DROP_HEADS[p] for p in places)),
-    )
-    for p in found:
-        offered = load_text(p) + (f" x {p.frames:,}" if p.frames is not None else "")
-        table.rows.append(
-            (
-                p.configuration,
-                offered,
-                number(p.sent_pps),
-                number(p.pps),
-                interval(p.low, p.high),
-                str(len(p.trials)),
-                percent(p.loss),
-                *(percent(p.drop_share(place)) for place in places),
-            )
-        )
-    return table
+    columns: dict[str, Callable[[Point], str]] = {
+        "configuration": lambda p: p.configuration,
+        "offered pps": lambda p: load_text(p) + (f" x {p.frames:,}" if p.frames else ""),
+        "sent pps": lambda p: number(p.sent_pps),
+        "forwarded pps": lambda p: number(p.pps),
+        "lowest..highest": lambda p: interval(p.low, p.high),
+        "trials": lambda p: str(len(p.trials)),
+        "lost %": lambda p: percent(p.loss),
+    }
+    for place in used(found, DROPS, "drops"):
+        columns[_DROP_HEADS[place]] = partial(_drop_share, place)
+    return listed("Forwarded", columns, found)
+
+
+def _drop_share(place: str, p: Point) -> str:
+    return percent(p.drop_share(place))
 
 
 def cost_table(found: Sequence[Point]) -> Table:
     """The cost of forwarding: CPU time by role, context switches, migrations."""
+    columns: dict[str, Callable[[Point], str]] = {
+        "configuration": lambda p: p.configuration,
+        "offered pps": load_text,
+    }
     roles = tuple(r for r in used(found, ROLES, "cpu_seconds") if r != "idle")
-    table = Table(
-        "Cost: CPU seconds for a million frames forwarded, by thread role",
-        (
-            "configuration",
-            "offered pps",
-            *roles,
-            "switches per 1000 frames",
-            "migrations/s",
-        ),
-    )
-    if not roles:
-        return table
-    for p in found:
-        table.rows.append(
-            (
-                p.configuration,
-                load_text(p),
-                *(number(p.cpu_per_million(role)) for role in roles),
-                number(p.switches_per_thousand()),
-                number(p.migrations_per_second()),
-            )
-        )
-    return table
+    for role in roles:
+        columns[role] = partial(_cost, role)
+    columns["switches per 1000 frames"] = lambda p: number(p.switches_per_thousand())
+    columns["migrations/s"] = lambda p: number(p.migrations_per_second())
+    title = "Cost: CPU seconds for a million frames forwarded, by thread role"
+    return listed(title, columns, found if roles else ())
+
+
+def _cost(role: str, p: Point) -> str:
+    return number(p.cpu_per_million(role))
 
 
 def latency_table(found: Sequence[Point]) -> Table:
     """One-way latency, where probes were sent."""
-    table = Table(
-        "One-way latency, microseconds",
-        ("configuration", "offered pps", "P50", "P90", "P99", "probes", "lost"),
-    )
-    for p in found:
-        for trial in p.trials:
-            if trial.latency is None:
-                continue
-            late = trial.latency
-            shown = [number(v * 1e6) for v in (late.p50, late.p90, late.p99)]
-            row = (p.configuration, load_text(p), *shown, str(late.sent), str(late.lost))
-            table.rows.append(row)
-    return table
+    columns: dict[str, Callable[[tuple[Point, Latency]], str]] = {
+        "configuration": lambda one: one[0].configuration,
+        "offered pps": lambda one: load_text(one[0]),
+        "P50": lambda one: microseconds(one[1].p50),
+        "P90": lambda one: microseconds(one[1].p90),
+        "P99": lambda one: microseconds(one[1].p99),
+        "probes": lambda one: str(one[1].sent),
+        "lost": lambda one: str(one[1].lost),
+    }
+    late = [(p, t.latency) for p in found for t in p.trials if t.latency is not None]
+    return listed("One-way latency, microseconds", columns, late)
 
 
 def notes_table(outcome: Outcome) -> Table:
     """The notes of trials, each note once with the number of trials that made it."""
-    counts: dict[tuple[str, str], int] = {}
-    for trial in outcome.trials:
-        for note in trial.notes:
-            key = (trial.configuration, note)
-            counts[key] = counts.get(key, 0) + 1
+    counts = Counter((t.configuration, note) for t in outcome.trials for note in t.notes)
     rows: list[tuple[str, ...]] = [(c, n, str(times)) for (c, n), times in counts.items()]
     return Table("Notes", ("configuration", "note", "trials"), rows, "warn")
 
@@ -202,25 +179,19 @@ def environment_tables(environment: Mapping[str, Any]) -> list[Table]:
 _SKIPPED = ("policy.text", "load")
 
 
-def _flatten(value: Any, prefix: str = "") -> list[tuple[str, str]]:
+def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
     """Nested data as dotted keys; threads and interfaces as one line each."""
     if prefix in _SKIPPED or value in (None, "", [], {}):
-        return []
-    if isinstance(value, Mapping):
-        if "thread" in value:
-            return [(f"{prefix}.{value['thread']}", f"CPUs {value['cpus']}, {value['class']}")]
-        found: list[tuple[str, str]] = []
+        return
+    if isinstance(value, Mapping) and "thread" in value:
+        yield f"{prefix}.{value['thread']}", f"CPUs {value['cpus']}, {value['class']}"
+    elif isinstance(value, Mapping):
         for key, inner in value.items():
-            found += _flatten(inner, f"{prefix}.{key}" if prefix else str(key))
-        return found
-    if isinstance(value, (list, tuple)):
-        if all(not isinstance(item, (Mapping, list, tuple)) for item in value):
-            return [(prefix, ", ".join(str(item) for item in value))]
-        found = []
+            yield from _flatten(inner, f"{prefix}.{key}" if prefix else str(key))
+    elif not isinstance(value, (list, tuple)):
+        yield prefix, ("no", "yes")[value] if isinstance(value, bool) else str(value)
+    elif any(isinstance(item, (Mapping, list, tuple)) for item in value):
         for index, item in enumerate(value):
-            inner_prefix = prefix if isinstance(item, Mapping) and "thread" in item else None
-            found += _flatten(item, inner_prefix or f"{prefix}.{index}")
-        return found
-    if isinstance(value, bool):
-        return [(prefix, "yes" if value else "no")]
-    return [(prefix, str(value))]
+            yield from _flatten(item, prefix if "thread" in item else f"{prefix}.{index}")
+    else:
+        yield prefix, ", ".join(str(item) for item in value)

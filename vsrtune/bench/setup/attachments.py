@@ -21,7 +21,7 @@ from vsrtune.attach.plan.model import AttachHostState, Switch
 from vsrtune.attach.plan.steps import Card, Plug, Step
 from vsrtune.attach.transaction import Switcher
 from vsrtune.bench.setup import bridges
-from vsrtune.bench.setup.switches import opened
+from vsrtune.bench.setup.switches import carry_out, opened
 from vsrtune.bench.spec.model import BenchAttachment, Configuration, Router
 from vsrtune.core.codec import decode, encode
 from vsrtune.core.errors import VsrtuneError
@@ -108,14 +108,10 @@ class Attachments:
         self._routers = [r for r in routers if not r.native]
         self._uri = uri
         self._cards: tuple[Card, ...] = ()
-        # None during a switch, and after one that failed.
-        self._present: Configuration | None = _UNTOUCHED
 
-    def check(self, configurations: Sequence[Configuration]) -> None:
-        for wanted in filter(asks, configurations):
-            self._check(wanted)
-
-    def _check(self, wanted: Configuration) -> None:
+    def check(self, wanted: Configuration) -> None:
+        if not asks(wanted):
+            return
         if not self._routers:
             raise VsrtuneError(
                 "no router is a guest, there is nothing to attach",
@@ -136,31 +132,21 @@ class Attachments:
         for what, hint in filter(None, conflicts):
             raise VsrtuneError(what, where=f"attachment {wanted.attachment}", hint=hint)
 
-    def differs(self, wanted: Configuration) -> bool:
-        if self._present is None:
-            return True
-        if not asks(wanted) and not asks(self._present):
-            return False
-        return self._wanted(wanted) != self._wanted(self._present)
-
-    def original(self, wanted: Configuration) -> bool:
-        return not asks(wanted) or self._wanted(wanted) == self._wanted(_UNTOUCHED)
+    def state(self, wanted: Configuration) -> tuple[Card, ...] | None:
+        if not asks(wanted):
+            return None
+        cards = self._rewritten(wanted)
+        return None if cards == self._rewritten(_UNTOUCHED) else cards
 
     def record(self) -> dict[str, Any]:
         cards: list[Any] = [encode(card) for card in self._originals()]
         return {"uri": self._uri, "cards": cards, "bridges": self._bridges()}
 
     def switch(self, wanted: Configuration) -> None:
-        cards = self._wanted(wanted)
+        cards = self._rewritten(wanted)
         lowers = self._lowers() if wanted.attachment in _BRIDGED else []
-        self._present = None
         with opened(self._uri) as (switcher, host):
             _move(switcher, host, cards, self._bridges(), wanted.attachment, lowers)
-        self._present = wanted
-
-    def put_back(self, data: Mapping[str, Any]) -> None:
-        put_back(data)
-        self._present = _UNTOUCHED
 
     def _originals(self) -> tuple[Card, ...]:
         """The interfaces as they were at the first call, before anything moved."""
@@ -169,7 +155,7 @@ class Attachments:
                 self._cards = tuple(card for r in self._routers for card in _cards(r, host))
         return self._cards
 
-    def _wanted(self, wanted: Configuration) -> tuple[Card, ...]:
+    def _rewritten(self, wanted: Configuration) -> tuple[Card, ...]:
         """The interfaces to plug in."""
         found = []
         for card in self._originals():
@@ -256,6 +242,4 @@ def _move(
 
 def _carry_out(switcher: Switcher, *steps: Plug) -> None:
     needed: tuple[Step, ...] = tuple(step for step in steps if step.cards)
-    failed = switcher.carry_out(Switch(Attachment.MACVTAP, (), needed)).failed
-    if failed:
-        raise failed[0]
+    carry_out(switcher, Switch(Attachment.MACVTAP, (), needed))

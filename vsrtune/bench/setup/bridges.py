@@ -31,9 +31,13 @@ _PAUSE = 0.1
 
 
 def name_for(attachment: BenchAttachment, lower: str) -> str:
-    """The name of the bench's bridge of that kind on ``lower``; "" for other kinds."""
+    """The name of the bench's bridge of that kind on ``lower``; "" for other kinds.
+    Raises WriteError."""
     prefix = {BenchAttachment.BRIDGE: "vsrb", BenchAttachment.OPENVSWITCH: "vsro"}.get(attachment)
-    return f"{prefix}{_ifindex(lower)}" if prefix else ""
+    try:
+        return f"{prefix}{socket.if_nametoindex(lower)}" if prefix else ""
+    except OSError as error:
+        raise WriteError("there is no such device", where=lower) from error
 
 
 def obstacle(lower: str, own: Collection[str], host: AttachHostState) -> tuple[str, str] | None:
@@ -73,8 +77,8 @@ def ovs_obstacle() -> tuple[str, str] | None:
     return None
 
 
-def create(attachment: BenchAttachment, lower: str) -> str:
-    """Make the bridge with ``lower`` in it, and return its name. Raises WriteError."""
+def create(attachment: BenchAttachment, lower: str) -> None:
+    """Make the bridge with ``lower`` in it. Raises WriteError."""
     name = name_for(attachment, lower)
     if attachment is BenchAttachment.OPENVSWITCH:
         _retry(lambda: _create_ovs(name, lower))
@@ -84,7 +88,6 @@ def create(attachment: BenchAttachment, lower: str) -> str:
         _quiet(name)
         _retry(lambda: run(["ip", "link", "set", "dev", lower, "master", name]))
         run(["ip", "link", "set", "dev", name, "up"])
-    return name
 
 
 def existing(names: Collection[str]) -> list[str]:
@@ -142,10 +145,3 @@ def _retry(attempt: Callable[[], object]) -> None:
             if "busy" not in str(error).lower() or time.monotonic() > end:
                 raise
         time.sleep(_PAUSE)
-
-
-def _ifindex(device: str) -> int:
-    try:
-        return int((NET / device / "ifindex").read_text())
-    except OSError as error:
-        raise WriteError("there is no such device", where=device) from error

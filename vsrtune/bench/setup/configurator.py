@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from vsrtune.bench.cleanup import cleaners
 from vsrtune.bench.cleanup.ledger import BenchLedger
@@ -25,35 +25,18 @@ from vsrtune.host.libvirt import DEFAULT_URI
 _SETTLING = 10
 
 
-class Layer(Protocol):
-    """A part of the routers that configurations change, whatever their tuning. Methods may
-    raise VsrtuneError; ``switch`` is called when the ledger holds ``record``."""
+# The kinds of changes, in the order in which they are made.
+_ORDER = (Attachments.kind, Members.kind, cleaners.TUNING, cleaners.COMMAND)
 
-    kind: str
 
-    def check(self, configurations: Sequence[Configuration]) -> None:
-        """Refuse what this host cannot have, before anything is changed."""
-        ...
+@dataclass(slots=True)
+class _Change:
+    """A change that the ledger holds: the ``entry`` and its ``data``; of a layer also its
+    ``state``, which equals no other during a switch and after one that failed."""
 
-    def differs(self, wanted: Configuration) -> bool:
-        """Whether ``switch`` would do anything."""
-        ...
-
-    def original(self, wanted: Configuration) -> bool:
-        """Whether ``wanted`` is how this part was at first."""
-        ...
-
-    def record(self) -> dict[str, Any]:
-        """The data with which the kind's cleaner puts this part back."""
-        ...
-
-    def switch(self, wanted: Configuration) -> None:
-        """Change this part to what ``wanted`` says."""
-        ...
-
-    def put_back(self, data: Mapping[str, Any]) -> None:
-        """Put this part back to how it was at first."""
-        ...
+    entry: int
+    data: dict[str, Any]
+    state: object = field(default_factory=object)
 
 
 class Configurator(Closing):
@@ -65,10 +48,13 @@ class Configurator(Closing):
     It returns when every router forwards again, and raises VsrtuneError when one does not in
     time.
 
-    The ledger has an entry for each layer from before its first change until it is as it was
-    at first, and after these one for the present tuning and one for a command beside it. They
-    are taken back latest first, so the threads are untuned before they go with their
-    interfaces.
+    A layer is a part of the routers that configurations change, whatever their tuning. ``check``
+    refuses what this host cannot have, ``state`` is comparable and None for how the part was at
+    first, ``record`` is the data with which the cleaner of its ``kind`` puts it back to that, and
+    ``switch`` changes it. The ledger has an entry for each layer from before its first change
+    until it is as it was at first, and after these one for the present tuning and one for a
+    command beside it. They are taken back latest first, so the threads are untuned before they
+    go with their interfaces.
     """
 
     def __init__(
@@ -86,15 +72,10 @@ class Configurator(Closing):
         self._uri = uri
         self._path = journal
         # From below: a group's members stand on interfaces.
-        self._layers: tuple[Layer, ...] = (Attachments(spec.routers, uri), Members(uri))
-        # By kind of layer: the ledger's entry, and its data.
-        self._changed: dict[str, tuple[int, dict[str, Any]]] = {}
-        self._journal: Journal | None = None
-        self._tuner: Tuner | None = None
+        self._layers = (Attachments(spec.routers, uri), Members(uri))
+        self._changes: dict[str, _Change] = {}
         self._present: Configuration | None = None
         self._notes: tuple[str, ...] = ()
-        # Of the present tuning: the ledger's entries, and the functions that take them back.
-        self._tuned: list[tuple[int, Callable[[], object]]] = []
 
     def __enter__(self) -> Self:
         """Raises VsrtuneError when the daemon runs, when another process holds the
@@ -110,7 +91,10 @@ class Configurator(Closing):
                 hint="vsrtune undo",
             )
         self._journal = journal
-        self._tuner = self._make_tuner(journal)
+        left = self._spec.left
+        guests = [name for router in self._spec.routers for name in router.guests]
+        sender = left.cpu if left.host is None else None
+        self._tuner = Tuner(journal, guests, sender, self._uri)
         return self
 
     def close(self) -> None:
@@ -118,16 +102,13 @@ class Configurator(Closing):
         try:
             self.restore()
         finally:
-            if self._journal is not None:
-                self._journal.close()
-                self._journal = self._tuner = None
+            self._journal.close()
 
     def check(self, configurations: Sequence[Configuration]) -> None:
         """Refuse what this host cannot do, before anything is changed. Raises VsrtuneError."""
-        for layer in self._layers:
-            layer.check(configurations)
         for configuration in configurations:
-            self._entered().check(configuration)
+            for part in (*self._layers, self._tuner):
+                part.check(configuration)
 
     def apply(self, configuration: Configuration) -> tuple[str, ...]:
         """Take back the present tuning and apply ``configuration`` to the routers.
@@ -150,41 +131,32 @@ class Configurator(Closing):
         """Restore everything as it was on entry. May be called again after it raised."""
         self._present = None
         with contextlib.ExitStack() as stack:
-            for layer in self._layers:
-                stack.callback(self._put_back, layer)
-            self._untune()
+            for kind in _ORDER:
+                stack.callback(self._take_back, kind)
 
-    def _change(self, layer: Layer, wanted: Configuration) -> None:
-        if not layer.differs(wanted):
+    def _change(self, layer: Attachments | Members, wanted: Configuration) -> None:
+        state = layer.state(wanted)
+        change = self._changes.get(layer.kind)
+        if state == (None if change is None else change.state):
             return
-        if layer.original(wanted):
-            self._put_back(layer)
+        if state is None:
+            self._take_back(layer.kind)
         else:
-            if layer.kind not in self._changed:
-                data = layer.record()
-                self._changed[layer.kind] = (self._ledger.add(layer.kind, data), data)
+            change = change or self._begin(layer.kind, layer.record())
+            change.state = object()
             layer.switch(wanted)
+            change.state = state
         if self._ready is not None:
             self._ready()
 
-    def _put_back(self, layer: Layer) -> None:
-        if layer.kind in self._changed:
-            entry, data = self._changed[layer.kind]
-            layer.put_back(data)
-            self._ledger.done(entry)
-            del self._changed[layer.kind]
-
     def _tune(self, configuration: Configuration) -> tuple[str, ...]:
-        tuner = self._entered()
         notes: tuple[str, ...] = ()
         try:
             if configuration.tuning in (Tuning.POLICY, Tuning.LIBVIRT_PINS):
-                data: dict[str, Any] = {"journal": str(self._path), "uri": self._uri}
-                self._begin(cleaners.TUNING, data, tuner.undo)
-                notes = self._settled(tuner, tuner.apply(configuration))
+                self._begin(cleaners.TUNING, {"journal": str(self._path), "uri": self._uri})
+                notes = self._settled(self._tuner.apply(configuration))
             if configuration.apply:
-                data = {"revert": list(configuration.revert)}
-                self._begin(cleaners.COMMAND, data, partial(cleaners.revert_command, data))
+                self._begin(cleaners.COMMAND, {"revert": list(configuration.revert)})
                 run(configuration.apply)
         except VsrtuneError:
             # The first error says more than one while putting back; `restore` meets the
@@ -194,14 +166,14 @@ class Configurator(Closing):
             raise
         return notes
 
-    def _settled(self, tuner: Tuner, notes: tuple[str, ...]) -> tuple[str, ...]:
+    def _settled(self, notes: tuple[str, ...]) -> tuple[str, ...]:
         """Let threads run, by traffic, until no setting waits for one."""
         for _ in range(_SETTLING):
-            if not tuner.waits or self._ready is None:
+            if not self._tuner.waits or self._ready is None:
                 break
             self._ready()
-            notes = tuner.again()
-        if tuner.waits:
+            notes = self._tuner.again()
+        if self._tuner.waits:
             raise VsrtuneError(
                 "threads that are to be class deadline have not run on their new CPUs, though "
                 "traffic was sent through the routers",
@@ -210,23 +182,23 @@ class Configurator(Closing):
             )
         return notes
 
-    def _begin(self, kind: str, data: dict[str, Any], undo: Callable[[], object]) -> None:
+    def _begin(self, kind: str, data: dict[str, Any]) -> _Change:
         """Record a change in the ledger before it is made."""
-        self._tuned.append((self._ledger.add(kind, data), undo))
+        self._changes[kind] = _Change(self._ledger.add(kind, data), data)
+        return self._changes[kind]
+
+    def _take_back(self, kind: str) -> None:
+        change = self._changes.get(kind)
+        if change is None:
+            return
+        change.state = object()
+        if kind == cleaners.TUNING:
+            self._tuner.undo()  # it holds the journal that the cleaner would open
+        else:
+            cleaners.CLEANERS[kind](change.data)
+        self._ledger.done(change.entry)
+        del self._changes[kind]
 
     def _untune(self) -> None:
-        while self._tuned:
-            entry, undo = self._tuned[-1]
-            undo()
-            self._ledger.done(entry)
-            self._tuned.pop()
-
-    def _entered(self) -> Tuner:
-        if self._tuner is None:
-            raise VsrtuneError("the configurator is used outside of its context")
-        return self._tuner
-
-    def _make_tuner(self, journal: Journal) -> Tuner:
-        left = self._spec.left
-        guests = [name for router in self._spec.routers for name in router.guests]
-        return Tuner(journal, guests, left.cpu if left.host is None else None, self._uri)
+        self._take_back(cleaners.COMMAND)
+        self._take_back(cleaners.TUNING)

@@ -6,11 +6,11 @@ interrupted step back, and a put-back here does this first.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from vsrtune.attach.plan.model import AttachHostState
-from vsrtune.bench.setup.switches import opened
+from vsrtune.bench.setup.switches import carry_out, opened
 from vsrtune.bench.spec.model import Configuration
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.group import scale as group_scale
@@ -25,43 +25,28 @@ class Members:
 
     def __init__(self, uri: str) -> None:
         self._uri = uri
-        # Members by the group's name: at first, and now. None during a switch.
+        # Members at first, by the group's name.
         self._first: dict[str, int] = {}
-        self._present: dict[str, int] | None = {}
 
-    def check(self, configurations: Sequence[Configuration]) -> None:
+    def check(self, wanted: Configuration) -> None:
         """Refuse numbers that these groups cannot have, and groups whose plugged members are not
         the first ones, because then no number would tell what to put back. Changes nothing."""
-        if not any(c.scale for c in configurations):
+        if not wanted.scale:
             return
         with opened(self._uri) as (_, host):
-            for name in {name for c in configurations for name in c.scale}:
+            for name, count in wanted.scale.items():
                 self._first[name] = _first_ones(name, host)
-            for configuration in configurations:
-                for name, count in configuration.scale.items():
-                    group_scale.scale(name, count, host)
-        self._present = dict(self._first)
+                group_scale.scale(name, count, host)
 
-    def differs(self, wanted: Configuration) -> bool:
-        return self._members(wanted) != self._present
-
-    def original(self, wanted: Configuration) -> bool:
-        return self._members(wanted) == self._first
+    def state(self, wanted: Configuration) -> dict[str, int] | None:
+        members = {**self._first, **wanted.scale}
+        return None if members == self._first else members
 
     def record(self) -> dict[str, Any]:
         return {"uri": self._uri, "members": self._first}
 
     def switch(self, wanted: Configuration) -> None:
-        self._present = None
-        _scale(self._members(wanted), self._uri)
-        self._present = self._members(wanted)
-
-    def put_back(self, data: Mapping[str, Any]) -> None:
-        put_back(data)
-        self._present = dict(self._first)
-
-    def _members(self, wanted: Configuration) -> dict[str, int]:
-        return {**self._first, **wanted.scale}
+        _scale({**self._first, **wanted.scale}, self._uri)
 
 
 def put_back(data: Mapping[str, Any]) -> None:
@@ -76,12 +61,7 @@ def put_back(data: Mapping[str, Any]) -> None:
 def _scale(wanted: Mapping[str, int], uri: str) -> None:
     with opened(uri) as (switcher, host):
         for name, count in wanted.items():
-            switch = group_scale.scale(name, count, host)
-            if not switch.steps:
-                continue
-            failed = switcher.carry_out(switch).failed
-            if failed:
-                raise failed[0]
+            carry_out(switcher, group_scale.scale(name, count, host))
 
 
 def _first_ones(name: str, host: AttachHostState) -> int:

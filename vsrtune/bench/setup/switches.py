@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from vsrtune.attach import transaction
 from vsrtune.attach.host import LiveHost
 from vsrtune.attach.ledger import DEFAULT_PATH as LEDGER
-from vsrtune.attach.plan.model import AttachHostState
+from vsrtune.attach.plan.model import AttachHostState, Switch
 from vsrtune.attach.survey import survey
 from vsrtune.attach.transaction import Switcher
 from vsrtune.execute.journal import DEFAULT_PATH as JOURNAL
@@ -25,3 +25,10 @@ def opened(uri: str) -> Iterator[tuple[Switcher, AttachHostState]]:
     with transaction.opened(live, LEDGER) as switcher:
         switcher.take_back_unfinished()
         yield switcher, survey(live, switcher.origins(), JOURNAL)
+
+
+def carry_out(switcher: Switcher, switch: Switch) -> None:
+    """Carry out a switch that has steps. Raises VsrtuneError, also for what the sweep after it
+    could not remove."""
+    if switch.steps and (failed := switcher.carry_out(switch).failed):
+        raise failed[0]

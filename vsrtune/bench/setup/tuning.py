@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 from vsrtune.bench.cleanup.cleaners import failure, settle
 from vsrtune.bench.spec.model import Configuration, Tuning
@@ -18,7 +19,7 @@ from vsrtune.execute import executor
 from vsrtune.execute.executor import Result
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
-from vsrtune.model.guest import Guest, Role, Thread
+from vsrtune.model.guest import Role
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import HOST_REF, EmulatorPin, VcpuPin
@@ -67,29 +68,27 @@ class Tuner:
         """Refuse a configuration that cannot be carried out, as far as this is known."""
         if configuration.tuning is Tuning.COMMAND or configuration.apply:
             _check_commands(configuration)
-        match configuration.tuning:
-            case Tuning.UNTUNED | Tuning.COMMAND:
-                return
-            case Tuning.POLICY:
-                policies(configuration)
-            case Tuning.LIBVIRT_PINS:
-                pin_cpus(configuration, self._ops.online(), self._sender)
+        self._planning(configuration)
 
     def apply(self, configuration: Configuration) -> tuple[str, ...]:
         """Carry out the policy or the pins of the configuration, but not its commands, on an
         untuned host. Return notes for people."""
+        make = self._planning(configuration)
+        return () if make is None else self._carry_out(make)
+
+    def _planning(self, configuration: Configuration) -> Callable[[Snapshot], Plan] | None:
+        """What makes the plan of a configuration; None when nothing is planned."""
         match configuration.tuning:
-            case Tuning.UNTUNED | Tuning.COMMAND:
-                return ()
             case Tuning.POLICY:
-                return self.apply_policies(policies(configuration))
+                return partial(self._policy_plan, policies(configuration))
             case Tuning.LIBVIRT_PINS:
                 cpus = pin_cpus(configuration, self._ops.online(), self._sender)
-                return self._carry_out(lambda s: libvirt_pins(s, self._guests, cpus))
+                return partial(libvirt_pins, names=self._guests, cpus=cpus)
+        return None
 
     def apply_policies(self, chosen: Sequence[Policy]) -> tuple[str, ...]:
         """Carry out these policies on an untuned host, and return notes for people."""
-        return self._carry_out(lambda snapshot: self._policy_plan(snapshot, chosen))
+        return self._carry_out(partial(self._policy_plan, chosen))
 
     @property
     def waits(self) -> bool:
@@ -106,7 +105,7 @@ class Tuner:
         self._unsettled = None
         return settle(executor.undo(self._ops, self._journal))
 
-    def _policy_plan(self, snapshot: Snapshot, chosen: Sequence[Policy]) -> Plan:
+    def _policy_plan(self, chosen: Sequence[Policy], snapshot: Snapshot) -> Plan:
         under_test = [g for g in snapshot.guests if self._names(g.name, g.ref)]
         if under_test and not any(
             match(p, guest) is not Match.NONE for p in chosen for guest in under_test
@@ -164,9 +163,6 @@ def _check_commands(configuration: Configuration) -> None:
             )
 
 
-_REASON = "libvirt pins only"
-
-
 def libvirt_pins(snapshot: Snapshot, names: Collection[str], cpus: CpuSet) -> Plan:
     """Pin every vcpu and the emulator (with it the vhost workers) of the guests to ``cpus``.
 
@@ -182,21 +178,10 @@ def libvirt_pins(snapshot: Snapshot, names: Collection[str], cpus: CpuSet) -> Pl
                 where=name,
                 hint="see: virsh list",
             )
-        actions += _guest(guest, cpus)
+        for thread in filter(None, (*guest.by_role(Role.VCPU), main_thread(guest))):
+            target = pin_target(guest, thread)
+            if isinstance(target, VcpuPin | EmulatorPin):
+                before, after = pin_values(thread, target, cpus)
+                if before != after:
+                    actions.append(Action(target, before, after, "libvirt pins only"))
     return Plan(actions=tuple(actions))
-
-
-def _guest(guest: Guest, cpus: CpuSet) -> list[Action]:
-    threads: list[Thread] = list(guest.by_role(Role.VCPU))
-    emulator = main_thread(guest)
-    if emulator is not None:
-        threads.append(emulator)
-    found = []
-    for thread in threads:
-        target = pin_target(guest, thread)
-        if not isinstance(target, VcpuPin | EmulatorPin):
-            continue
-        before, after = pin_values(thread, target, cpus)
-        if before != after:
-            found.append(Action(target, before, after, _REASON))
-    return found

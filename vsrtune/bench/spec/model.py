@@ -12,9 +12,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-IMIX = "imix"
 # The usual simple IMIX: size without FCS, and its weight.
 IMIX_WEIGHTS = ((60, 7), (566, 4), (1514, 1))
+
+# Below this share of the load asked for, the generator is the limit.
+SENT_ENOUGH = 0.97
+
+Place = tuple[str | None, str | None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +31,11 @@ class Endpoint:
     namespace: str | None = None
     host: str | None = None
     cpu: int = 0
+
+    @property
+    def place(self) -> Place:
+        """The network namespace: its machine, and its name there."""
+        return self.host, self.namespace
 
     def __str__(self) -> str:
         where = f"{self.namespace}/" if self.namespace else ""
@@ -190,13 +199,13 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """One-way latency of probes, seconds; NaN when none came. ``lost`` of ``sent`` never came."""
+    """One-way latency of probes, seconds; None when none came. ``lost`` of ``sent`` never came."""
 
     sent: int
     lost: int
-    p50: float
-    p90: float
-    p99: float
+    p50: float | None
+    p90: float | None
+    p99: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -239,6 +248,14 @@ class Trial:
     def loss(self) -> float:
         """Share of the sent frames that were not forwarded, 0 to 1."""
         return max(0.0, 1.0 - self.forwarded / self.sent) if self.sent else 0.0
+
+    @property
+    def fell_short(self) -> bool:
+        """Whether the generator sent clearly less than it was asked to send: it is the limit
+        then, not the router."""
+        if self.load.frames is not None:
+            return self.sent < SENT_ENOUGH * self.load.frames
+        return self.sent_pps < SENT_ENOUGH * self.load.total
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 import posixpath
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any
 
-from vsrtune.bench.spec.checks import Checker
+from vsrtune.bench.spec.checks import differences, mistakes
 from vsrtune.bench.spec.model import (
     BenchAttachment,
     Configuration,
@@ -22,30 +22,15 @@ from vsrtune.bench.spec.model import (
     Tuning,
 )
 from vsrtune.bench.spec.schema import DURATION_PATTERN, schema
-from vsrtune.core.errors import PolicyError, VsrtuneError
-from vsrtune.core.exit_codes import ExitCode
-from vsrtune.policy.model import Policy
-from vsrtune.policy.parser import parse
-from vsrtune.policy.validation import structural
-from vsrtune.policy.yaml_reader import Document, read, shown
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.policy.model import Policy, PolicyErrors
+from vsrtune.policy.parser import parse, require_mapping
+from vsrtune.policy.validation import located, structural
+from vsrtune.policy.yaml_reader import Document, read
 
 PDR_LOSS = 0.005
 KIND = "bench specification"
 _SCALE = {"ms": 0.001, "s": 1.0, "min": 60.0}
-
-
-class SpecErrors(VsrtuneError):
-    """All errors of one specification, in ``errors``; nothing was run."""
-
-    exit_code = ExitCode.WRONG
-
-    def __init__(self, errors: Iterable[VsrtuneError]) -> None:
-        self.errors = tuple(errors)
-        count = len(self.errors)
-        super().__init__(f"{count} error{'' if count == 1 else 's'} in the bench specification")
-
-    def __str__(self) -> str:
-        return "\n".join(str(error) for error in self.errors)
 
 
 def load_text(text: str, path: str, base: Spec | None = None) -> Spec:
@@ -60,15 +45,9 @@ def load_text(text: str, path: str, base: Spec | None = None) -> Spec:
     (relative paths are relative to ``path``) and ``policy`` is None until
     ``with_policy``. A leg whose MAC was left out has ``mac`` "".
 
-    Raises SpecErrors with every error of structure, or if there is none, of meaning.
+    Raises PolicyErrors with every error of structure, or if there is none, of meaning.
     """
-    return _load(read(text, path, KIND), path, base)
-
-
-def load_data(data: dict[str, Any], path: str) -> Spec:
-    """A Spec of plain data with the keys of a file (command-line short forms);
-    ``path`` is used in messages. Raises SpecErrors."""
-    return _load(Document(data), path, None)
+    return load(read(text, path, KIND), path, base)
 
 
 def with_policy(spec: Spec, text: str) -> Spec:
@@ -94,8 +73,9 @@ def policies(configuration: Configuration) -> tuple[Policy, ...]:
     return tuple(found)
 
 
-def _load(document: Document, path: str, base: Spec | None) -> Spec:
-    _require_mapping(document, path)
+def load(document: Document, path: str, base: Spec | None = None) -> Spec:
+    """As ``load_text``, of plain data with the keys of a file."""
+    require_mapping(document, path, "write keys such as left, right and routers", KIND)
     errors = [
         *document.errors,
         *(error for _, error in structural(document, path, schema(partial=base is not None))),
@@ -109,44 +89,22 @@ def _load(document: Document, path: str, base: Spec | None) -> Spec:
             "configuration": _configuration(data.get("configuration", {}), name, path),
             "path": path,
         }
-        checker = Checker(document.lines, path)
-        if base is None:
-            spec = Spec(**stated)
-        else:
-            checker.same(stated, base)
-            spec = dataclasses.replace(base, **stated)
-        checker.spec(spec)
-        errors += checker.errors
+        spec = Spec(**stated) if base is None else dataclasses.replace(base, **stated)
+        found = [*(differences(stated, base) if base else ()), *mistakes(spec, document.lines)]
+        errors += located(found, document.lines, path)
         if not errors:
             return spec
-    raise SpecErrors(sorted(errors, key=lambda e: int(e.where.rpartition(":")[2])))
+    raise PolicyErrors(sorted(errors, key=lambda e: int(e.where.rpartition(":")[2])))
 
 
-def _require_mapping(document: Document, path: str) -> None:
-    if isinstance(document.data, dict):
-        return
-    if document.data is None and not document.errors:
-        what = "the file holds no bench specification"
-    elif document.data is None:
-        raise SpecErrors(document.errors)
-    else:
-        what = f"the file holds {shown(document.data)}, not a mapping"
-    hint = "write keys such as left, right and routers"
-    raise SpecErrors([*document.errors, PolicyError(what, where=f"{path}:1", hint=hint)])
-
-
-def duration(value: float | str) -> float:
+def _duration(value: float | str) -> float:
     """Seconds of a number, or of text with a unit that fits the schema."""
-    if isinstance(value, str):
-        found = re.match(DURATION_PATTERN, value)
-        if found is None:
-            raise ValueError(f"{value!r} is not a duration")
-        return float(found[1]) * _SCALE[found[3]]
-    return float(value)
+    found = re.match(DURATION_PATTERN, str(value))
+    return float(value) if found is None else float(found[1]) * _SCALE[found[3]]
 
 
 def _seconds(data: dict[str, Any], *keys: str) -> dict[str, Any]:
-    return {k: duration(v) if k in keys else v for k, v in data.items()}
+    return {k: _duration(v) if k in keys else v for k, v in data.items()}
 
 
 def _method(data: dict[str, Any]) -> Method:
@@ -199,5 +157,5 @@ _READ: dict[str, Callable[[Any], Any]] = {
     "traffic": lambda data: Traffic(**_seconds(data, "burst")),
     "method": _method,
     "limits": lambda data: Limits(**_seconds(data, "seconds")),
-    "warmup": duration,
+    "warmup": _duration,
 }

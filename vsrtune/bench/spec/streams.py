@@ -41,9 +41,7 @@ class Stream:
     key: str
     device: str
     cpu: int
-    mac: str
-    source: str
-    destination: str
+    leg: Leg
     destinations: int
     size: int
     source_ports: int
@@ -56,7 +54,7 @@ class Stream:
 
     @property
     def last_destination(self) -> str:
-        return str(ipaddress.IPv4Address(self.destination) + (self.destinations - 1))
+        return str(ipaddress.IPv4Address(self.leg.destination) + (self.destinations - 1))
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,9 +125,7 @@ def streams(spec: Spec, load: Load) -> tuple[Stream, ...]:
                 key=f"{router.name}/{direction}",
                 device=end.device,
                 cpu=end.cpu,
-                mac=leg.mac,
-                source=leg.source,
-                destination=leg.destination,
+                leg=leg,
                 destinations=spec.traffic.destinations,
                 size=0 if size == "imix" else size,
                 source_ports=source_ports,

@@ -9,27 +9,31 @@ An `open` comes first and names the devices; frames go to no other device.
 
 from __future__ import annotations
 
-import json
 import os
 import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
 import psutil
 
 from vsrtune import __version__
-from vsrtune.bench.measure.counters import parse_softnet_drops
+from vsrtune.bench import children
+from vsrtune.bench.spec.model import Leg
 from vsrtune.bench.spec.streams import Counted, Stream
 from vsrtune.bench.traffic import devices, pktgen, probe
-from vsrtune.bench.traffic.probe import ProbeLeg
 from vsrtune.bench.traffic.sink import Sink
+from vsrtune.core.codec import decode
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.host.filesystem import boot_id
+from vsrtune.host.filesystem import LiveRoot, boot_id
+from vsrtune.host.netdev import parse_softnet
+
+_OPERATIONS = ("open", "sink", "run", "counters", "probe", "probed", "clean")
 
 
 class Agent:
@@ -45,38 +49,25 @@ class Agent:
 
     def answer(self, request: Mapping[str, Any]) -> Any:
         """The result of one request. Raises VsrtuneError."""
-        operations: dict[str, Callable[..., Any]] = {
-            "open": self.open,
-            "sink": self.sink,
-            "run": self.run,
-            "counters": self.counters,
-            "probe": self.probe,
-            "probed": self.probed,
-            "clean": self.clean,
-        }
         arguments = dict(request)
-        operation = operations.get(arguments.pop("op", ""))
-        if operation is None:
-            raise VsrtuneError(f"the agent ({__version__}) does not know {request.get('op')!r}")
-        return operation(**arguments)
+        operation = arguments.pop("op", "")
+        if operation not in _OPERATIONS:
+            raise VsrtuneError(f"the agent ({__version__}) does not know {operation!r}")
+        return getattr(self, operation)(**arguments)
 
     def open(self, namespace: str | None, names: list[str]) -> dict[str, Any]:
         """Enter the namespace, check the devices, make the generator."""
-        if namespace is not None:
-            pktgen.enter(namespace)
-        devices.check(names, os.environ.get("SSH_CONNECTION", ""))
+        pktgen.enter(namespace)
+        described = devices.check(names, os.environ.get("SSH_CONNECTION", ""))
         self._loaded = pktgen.load_module()
         self._generator = pktgen.Pktgen(names)
         self._devices = tuple(names)
         self._receivers = {name: probe.Receiver(name) for name in names}
-        return {"version": __version__, "boot": boot_id()}
+        return {"boot": boot_id(), "devices": described}
 
     def sink(self, counted: dict[str, list[dict[str, Any]]]) -> None:
         """Count these frames, by the device where they arrive."""
         self._check(counted)
-        if self._sink is not None:
-            self._sink.close()
-        self._sink = None
         wanted = {name: [Counted(**one) for one in each] for name, each in counted.items()}
         if any(wanted.values()):
             self._sink = Sink(wanted)
@@ -87,50 +78,34 @@ class Agent:
         """Send the streams, with probes beside them, and return what was sent."""
         if self._generator is None:
             raise VsrtuneError("the agent was not opened")
-        self._generator.configure([Stream(**stream) for stream in streams])
+        self._generator.configure([decode(Stream, stream) for stream in streams])
         stop = threading.Event()
-        times: dict[int, int] = {}
-        prober = None
-        if probes is not None:
-            self._check([probes["device"]])
-            prober = threading.Thread(target=_probe, args=(probes, stop, times), daemon=True)
-            prober.start()
-        try:
-            sent = self._generator.run(seconds, self._stdin)
-        finally:
-            stop.set()
-            if prober is not None:
-                prober.join(5.0)
-        return {"sent": [asdict(one) for one in sent], "probes": sorted(times.items())}
+        with ThreadPoolExecutor() as pool:
+            probing = None
+            if probes is not None:
+                probes |= {"stop": stop, "delay": pktgen.START_DELAY}
+                probing = pool.submit(self.probe, **probes)
+            try:
+                sent = self._generator.run(seconds, self._stdin)
+            finally:
+                stop.set()
+            times = probing.result() if probing is not None else []
+        return {"sent": [asdict(one) for one in sent], "probes": times}
 
     def counters(self) -> dict[str, Any]:
         """Frames counted at the sink, and frames refused or lost on this machine."""
         table = psutil.net_io_counters(pernic=True, nowrap=False)
-        with open("/proc/net/softnet_stat", encoding="ascii") as file:
-            backlog = parse_softnet_drops(file.read())
-        counted = self._sink.read() if self._sink is not None else []
+        backlogs = parse_softnet(LiveRoot().read("/proc/net/softnet_stat"))
         return {
-            "counted": [(one.key, one.flow, frames) for one, frames in counted],
+            "counted": self._sink.read() if self._sink is not None else [],
             "refused": sum(table[name].dropout for name in self._devices),
-            "backlog": backlog,
+            "backlog": sum(lost for _, lost in backlogs),
         }
 
-    def probe(
-        self,
-        device: str,
-        legs: list[dict[str, str]],
-        run: int,
-        count: int,
-        rate: float,
-        flows: int = 1,
-    ) -> list[tuple[int, int]]:
-        """Send a few probes now."""
+    def probe(self, device: str, legs: list[dict[str, str]], **how: Any) -> list[tuple[int, int]]:
+        """Send probes now, and return their numbers and times."""
         self._check([device])
-        with probe.Sender(device) as sender:
-            ways = [ProbeLeg(**leg) for leg in legs]
-            stop = threading.Event()
-            times = probe.send_at_rate(sender, ways, run, rate, count, stop, flows)
-        return sorted(times.items())
+        return sorted(probe.send_at_rate(device, [Leg(**leg) for leg in legs], **how).items())
 
     def probed(self, device: str, run: int, count: int, wait: float) -> list[tuple[int, int]]:
         """The probes of a run that arrived, once there are ``count`` or after ``wait``."""
@@ -144,11 +119,7 @@ class Agent:
 
     def clean(self, namespace: str | None, names: list[str]) -> None:
         """Remove what a killed agent left."""
-        if namespace is not None:
-            if not pktgen.exists(namespace):
-                return
-            pktgen.enter(namespace)
-        if os.path.isdir(pktgen.DIRECTORY):
+        if pktgen.enter(namespace, must_exist=False) and os.path.isdir(pktgen.DIRECTORY):
             pktgen.Pktgen(names).close()
 
     def close(self) -> None:
@@ -168,39 +139,20 @@ class Agent:
                 raise VsrtuneError("refused: it is not a device of this bench", where=name)
 
 
-def _probe(probes: Mapping[str, Any], stop: threading.Event, times: dict[int, int]) -> None:
-    # When no probe left, the result says so: it holds no times.
-    with probe.Sender(probes["device"]) as sender:
-        ways = [ProbeLeg(**leg) for leg in probes["legs"]]
-        if not stop.wait(pktgen.START_DELAY):
-            times.update(
-                probe.send_at_rate(
-                    sender, ways, probes["run"], probes["rate"], probes["count"], stop
-                )
-            )
-
-
 def serve(stdin: int, stdout: int) -> None:
     """Answer requests until stdin ends."""
     agent = Agent(stdin)
-    pending = b""
+    requests = children.Messages(stdin)
     try:
         while True:
-            line, newline, rest = pending.partition(b"\n")
-            if not newline:
-                more = os.read(stdin, 1 << 16)
-                if not more:
-                    return
-                pending += more
-                continue
-            pending = rest
-            _write(stdout, _answer(agent, line))
+            children.send(stdout, _answer(agent, requests.next()))
+    except EOFError:
+        return
     finally:
         agent.close()
 
 
-def _answer(agent: Agent, line: bytes) -> dict[str, Any]:
-    request = json.loads(line)
+def _answer(agent: Agent, request: dict[str, Any]) -> dict[str, Any]:
     number = request.pop("id")
     try:
         return {"id": number, "result": agent.answer(request)}
@@ -209,12 +161,6 @@ def _answer(agent: Agent, line: bytes) -> dict[str, Any]:
     except Exception as error:  # the other end must learn of any error
         (what, where, hint) = (f"{type(error).__name__}: {error}", "", "")
     return {"id": number, "error": {"what": what, "where": where, "hint": hint}}
-
-
-def _write(stdout: int, answer: Mapping[str, Any]) -> None:
-    data = json.dumps(answer).encode() + b"\n"
-    while data:
-        data = data[os.write(stdout, data) :]
 
 
 def main() -> int:

@@ -7,9 +7,10 @@ connection would cut the machine off. Such devices are refused, as are all devic
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import psutil
@@ -20,10 +21,10 @@ from vsrtune.core.errors import VsrtuneError
 Link = Mapping[str, Any]
 
 
-def check(devices: Iterable[str], ssh_connection: str = "") -> None:
-    """Raises VsrtuneError for a device of this namespace that must not be used.
-    ``ssh_connection`` is sshd's SSH_CONNECTION, when this process has one."""
-    links = json.loads(run(["ip", "-j", "address", "show"]))
+def check(devices: Collection[str], ssh_connection: str = "") -> dict[str, dict[str, str]]:
+    """The driver and settings of devices of this namespace. Raises VsrtuneError for one that must
+    not be used. ``ssh_connection`` is sshd's SSH_CONNECTION, when this process has one."""
+    links = json.loads(run(["ip", "-j", "-d", "address", "show"]))
     routes = [
         route
         for family in ("-4", "-6")
@@ -36,6 +37,16 @@ def check(devices: Iterable[str], ssh_connection: str = "") -> None:
         what = refusal(device, links, routes, own)
         if what is not None:
             raise VsrtuneError(f"refused: {what}", where=device)
+    return {link["ifname"]: _described(link) for link in links if link["ifname"] in devices}
+
+
+def _described(link: Link) -> dict[str, str]:
+    driver = _kind(link)
+    if not driver:
+        with contextlib.suppress(VsrtuneError):
+            told = run(["ethtool", "-i", link["ifname"]])
+            driver = told.partition("driver: ")[2].partition("\n")[0]
+    return {"driver": driver, "mtu": str(link["mtu"]), "txqueuelen": str(link.get("txqlen", ""))}
 
 
 def refusal(
@@ -43,7 +54,7 @@ def refusal(
 ) -> str | None:
     """Why a bench must not use the device; None when it may.
 
-    ``links`` and ``routes`` are what `ip -j` prints, ``ssh`` the own addresses of ssh
+    ``links`` and ``routes`` are what `ip -j -d` prints, ``ssh`` the own addresses of ssh
     connections.
     """
     by_name = {link["ifname"]: link for link in links}
@@ -56,8 +67,9 @@ def refusal(
         return "it is not up"
     if "LOWER_UP" not in flags:
         return "it has no carrier"
+    hops = [hop for route in routes for hop in (route, *route.get("nexthops", ()))]
     for names, why in (
-        ({name for route in routes for name in _route_devices(route)}, "the default route"),
+        ({hop["dev"] for hop in hops if "dev" in hop}, "the default route"),
         (_holders(links, ssh), "an ssh connection to this machine"),
     ):
         if device in _with_lowers(names, links):
@@ -82,12 +94,6 @@ def _address(text: str) -> str:
     return str(mapped or address)
 
 
-def _route_devices(route: Mapping[str, Any]) -> Iterable[str]:
-    for hop in (route, *route.get("nexthops", ())):
-        if "dev" in hop:
-            yield hop["dev"]
-
-
 def _holders(links: Sequence[Link], addresses: Iterable[str]) -> set[str]:
     wanted = set(addresses)
     return {
@@ -103,16 +109,16 @@ def _with_lowers(names: Iterable[str], links: Sequence[Link]) -> set[str]:
     found = set(names)
     while True:
         ports = {link["ifname"] for link in links if link.get("master") in found}
-        parents = {
-            str(link["link"]) for link in links if link["ifname"] in found and "link" in link
-        }
         # A veth's link is its peer, which is beside the veth, not below it.
-        more = ports | {name for name in parents if not _is_peer(name, found, links)}
-        if more <= found:
+        parents = {
+            str(link["link"])
+            for link in links
+            if link["ifname"] in found and "link" in link and _kind(link) != "veth"
+        }
+        if ports | parents <= found:
             return found
-        found |= more
+        found |= ports | parents
 
 
-def _is_peer(name: str, found: Iterable[str], links: Sequence[Link]) -> bool:
-    mutual = {str(link.get("link")) for link in links if link["ifname"] == name}
-    return bool(mutual & set(found))
+def _kind(link: Link) -> str:
+    return str(link.get("linkinfo", {}).get("info_kind", ""))

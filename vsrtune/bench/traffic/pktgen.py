@@ -8,16 +8,15 @@ write, and traffic cannot outlive the process.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import os
 import re
 import select
-import subprocess
 import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from vsrtune.bench.setup.commands import run
 from vsrtune.bench.spec.model import IMIX_WEIGHTS
 from vsrtune.bench.spec.streams import FIRST_SOURCE_PORT, Stream
 from vsrtune.core.errors import Lasting, VsrtuneError
@@ -59,20 +58,22 @@ def load_module() -> bool:
     """Make pktgen available; True when it was not before. Raises VsrtuneError."""
     if os.path.isdir(MODULE) or os.path.isdir(DIRECTORY):
         return False
-    done = subprocess.run(["modprobe", "pktgen"], capture_output=True, text=True, check=False)
-    if done.returncode != 0:
+    try:
+        run(["modprobe", "pktgen"])
+    except VsrtuneError as error:
         raise VsrtuneError(
-            f"the kernel's packet generator cannot be loaded: {done.stderr.strip()}",
+            f"the kernel's packet generator cannot be loaded: {error.what}",
             where="pktgen",
             hint="the module comes with the kernel's package (CONFIG_NET_PKTGEN)",
-        )
+        ) from error
     return True
 
 
 def unload_module() -> None:
     """Unload the module again, unless somebody else uses it by now."""
     if os.path.isdir(MODULE):
-        subprocess.run(["modprobe", "-r", "pktgen"], capture_output=True, check=False)
+        with contextlib.suppress(VsrtuneError):
+            run(["modprobe", "-r", "pktgen"])
 
 
 class Pktgen:
@@ -84,7 +85,7 @@ class Pktgen:
         self._devices = frozenset(devices)
         self._streams: dict[str, Stream] = {}
         for cpu in threads():
-            foreign = [name for name in _listed(cpu) if base(name) not in self._devices]
+            foreign = [name for name in _listed(cpu) if name.partition("@")[0] not in self._devices]
             if foreign:
                 raise VsrtuneError(
                     f"somebody else has set up the packet generator for {' '.join(foreign)}",
@@ -123,16 +124,21 @@ class Pktgen:
         (done, closed) = os.pipe()
         failed: list[VsrtuneError] = []
         writer = threading.Thread(target=_start, args=(closed, failed), daemon=True)
+        ended = threading.Event()
+        bursty = {name: stream for name, stream in self._streams.items() if stream.burst}
+        bursts = threading.Thread(target=_make_bursts, args=(bursty, ended), daemon=True)
         writer.start()
-        bursts = _Bursts(self._streams)
         until = time.monotonic() + START_DELAY + seconds
         try:
-            bursts.start()
+            if bursty:
+                bursts.start()
             (ready, _, _) = select.select([done, cancel], [], [], START_DELAY + seconds)
             if done in ready and not failed:
                 self._await_late_ones(until + _LATE, cancel)
         finally:
-            bursts.stop()
+            ended.set()
+            if bursty:
+                bursts.join()
             _stop(writer)
             os.close(done)
         if failed:
@@ -140,7 +146,7 @@ class Pktgen:
         if not self._ended():
             _write(f"{DIRECTORY}/pgctrl", "stop")
             self._await_late_ones(time.monotonic() + STOP_SECONDS)
-        return tuple(self._result(name) for name in self._streams)
+        return tuple(parse_result(s.key, _text(name)) for name, s in self._streams.items())
 
     def close(self) -> None:
         """Leave nothing configured."""
@@ -161,66 +167,50 @@ class Pktgen:
         cpus = {stream.cpu for stream in self._streams.values()}
         running = {name for cpu in cpus for name in _listed(cpu, _RUNNING)}
         return all(
-            name not in running and _seconds(self._text(name)) is not None for name in self._streams
+            name not in running and _seconds(_text(name)) is not None for name in self._streams
         )
 
-    def _text(self, name: str) -> str:
-        with open(f"{DIRECTORY}/{name}", encoding="ascii") as file:
-            return file.read()
 
-    def _result(self, name: str) -> Sent:
-        return parse_result(self._streams[name].key, self._text(name))
+def _text(name: str) -> str:
+    with open(f"{DIRECTORY}/{name}", encoding="ascii") as file:
+        return file.read()
 
 
-class _Bursts:
-    """Makes streams pause while pktgen runs. A pause is one long delay between two frames,
-    which pktgen keeps by itself. It is as long as the burst before it, however late that burst
-    ended. This keeps the mean rate, and a generator that is behind does not catch up in a pause.
+def _make_bursts(streams: Mapping[str, Stream], ended: threading.Event) -> None:
+    """Make streams pause while pktgen runs, until ``ended`` is set. A pause is one long delay
+    between two frames, which pktgen keeps by itself. It is as long as the burst before it, however
+    late that burst ended. This keeps the mean rate, and a generator that is behind does not catch
+    up in a pause.
     """
+    # Otherwise the measured threads, which may fill all CPUs at real-time priorities,
+    # would decide how long bursts and pauses are.
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
+    burst = min(stream.burst for stream in streams.values())
+    begun = time.monotonic() + START_DELAY
+    while not ended.wait(max(0.0, begun + burst - time.monotonic())):
+        now = time.monotonic()
+        pause = now - begun
+        begun = now + pause
+        for name in streams:
+            _delay(name, pause)
+        # pktgen has begun the pause; the delay after the next frame is short again.
+        if ended.wait(pause / 2):
+            return
+        for name, stream in streams.items():
+            _delay(name, 0.5 / stream.pps)
 
-    def __init__(self, streams: Mapping[str, Stream]) -> None:
-        self._streams = {name: stream for name, stream in streams.items() if stream.burst}
-        self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def start(self) -> None:
-        if self._streams:
-            self._thread.start()
-
-    def stop(self) -> None:
-        self._end.set()
-        if self._streams:
-            self._thread.join()
-
-    def _run(self) -> None:
-        # Otherwise the measured threads, which may fill all CPUs at real-time priorities,
-        # would decide how long bursts and pauses are.
-        with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
-        burst = min(stream.burst for stream in self._streams.values())
-        begun = time.monotonic() + START_DELAY
-        while not self._end.wait(max(0.0, begun + burst - time.monotonic())):
-            now = time.monotonic()
-            pause = now - begun
-            begun = now + pause
-            for name in self._streams:
-                self._delay(name, pause)
-            # pktgen has begun the pause; the delay after the next frame is short again.
-            if self._end.wait(pause / 2):
-                return
-            for name, stream in self._streams.items():
-                self._delay(name, 0.5 / stream.pps)
-
-    def _delay(self, name: str, seconds: float) -> None:
-        with contextlib.suppress(VsrtuneError):
-            _write(f"{DIRECTORY}/{name}", f"delay {round(seconds * 1e9)}")
+def _delay(name: str, seconds: float) -> None:
+    with contextlib.suppress(VsrtuneError):
+        _write(f"{DIRECTORY}/{name}", f"delay {round(seconds * 1e9)}")
 
 
 def commands(stream: Stream) -> list[str]:
     """The commands for pktgen's file of a stream."""
-    if int(stream.mac.split(":")[0], 16) & 1:
+    if int(stream.leg.mac.split(":")[0], 16) & 1:
         raise VsrtuneError("refused: it is a group address, every host would get it",
-                           where=stream.mac)  # fmt: skip
+                           where=stream.leg.mac)  # fmt: skip
     if not stream.frames > 0 or not stream.pps > 0:
         raise VsrtuneError("a stream needs a rate and a count", where=stream.key)
     pps = 2 * stream.pps if stream.burst else stream.pps
@@ -235,10 +225,10 @@ def commands(stream: Stream) -> list[str]:
         *size,
         "clone_skb 0",
         "burst 1",
-        f"dst_mac {stream.mac}",
-        f"src_min {stream.source}",
-        f"src_max {stream.source}",
-        f"dst_min {stream.destination}",
+        f"dst_mac {stream.leg.mac}",
+        f"src_min {stream.leg.source}",
+        f"src_max {stream.leg.source}",
+        f"dst_min {stream.leg.destination}",
         f"dst_max {stream.last_destination}",
         # pktgen does not use the upper ends themselves.
         f"udp_src_min {FIRST_SOURCE_PORT}",
@@ -290,14 +280,8 @@ def parse_thread(text: str, labels: Sequence[str] = _LABELS) -> list[str]:
     return found
 
 
-def base(name: str) -> str:
-    """The device of a pktgen entry's name (DEVICE@NUMBER)."""
-    return name.partition("@")[0]
-
-
 def _listed(cpu: int, labels: Sequence[str] = _LABELS) -> list[str]:
-    with open(_thread(cpu), encoding="ascii") as file:
-        return parse_thread(file.read(), labels)
+    return parse_thread(_text(f"kpktgend_{cpu}"), labels)
 
 
 def _await_empty(cpu: int) -> None:
@@ -352,38 +336,28 @@ def _write(path: str, text: str) -> None:
         raise VsrtuneError(f"{text!r}: {error.strerror}", where=path) from error
 
 
-NAMESPACES = "/run/netns"
-
-_CLONE_NEWNET = 0x40000000
-_NAME = re.compile(r"[^/\s]+")
-
-
-def exists(name: str) -> bool:
-    """Whether a namespace of that name exists."""
-    return os.path.exists(f"{NAMESPACES}/{name}")
-
-
-def enter(name: str) -> None:
-    """Move the calling thread, and the threads and processes that it then starts, there.
+def enter(namespace: str | None, *, must_exist: bool = True) -> bool:
+    """Move the calling thread, and the threads and processes that it then starts, to a network
+    namespace of `ip netns`; None is the one where it is. True when it is there.
 
     /proc/net of a process is that of its first thread, so a program enters in its main
-    thread before it does anything else. /sys stays as it was. Raises VsrtuneError.
+    thread before it does anything else. /sys stays as it was. Raises VsrtuneError, for one that
+    does not exist if it ``must_exist``.
     """
-    if _NAME.fullmatch(name) is None or name in (".", ".."):
-        raise VsrtuneError(f"{name!r} is no name of a network namespace")
+    if namespace is None:
+        return True
+    from pyroute2 import netns
+
+    if namespace not in netns.listnetns():
+        if must_exist:
+            raise VsrtuneError(
+                f"there is no network namespace {namespace!r}",
+                hint="`ip netns list` shows those there are",
+            )
+        return False
     try:
-        descriptor = os.open(f"{NAMESPACES}/{name}", os.O_RDONLY | os.O_CLOEXEC)
+        netns.setns(namespace, flags=0)
     except OSError as error:
-        raise VsrtuneError(
-            f"there is no network namespace {name!r}",
-            where=f"{NAMESPACES}/{name}",
-            hint="`ip netns list` shows those there are",
-        ) from error
-    try:
-        # os.setns came with Python 3.12.
-        libc = ctypes.CDLL(None, use_errno=True)
-        if libc.setns(ctypes.c_int(descriptor), ctypes.c_int(_CLONE_NEWNET)) != 0:
-            what = os.strerror(ctypes.get_errno())
-            raise VsrtuneError(f"cannot enter the network namespace: {what}", where=name)
-    finally:
-        os.close(descriptor)
+        what = f"cannot enter the network namespace: {os.strerror(error.errno or 0)}"
+        raise VsrtuneError(what, where=namespace) from error
+    return True

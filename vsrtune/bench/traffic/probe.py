@@ -14,12 +14,11 @@ import ipaddress
 import math
 import socket
 import struct
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
 
-from vsrtune.bench.spec.model import Latency
+from vsrtune.bench.spec.model import Latency, Leg
 from vsrtune.core.closing import Closing
 from vsrtune.core.errors import VsrtuneError
 
@@ -38,16 +37,7 @@ _REPORT_SOFTWARE = 1 << 4
 _ROOM = 16 << 20
 
 
-@dataclass(frozen=True, slots=True)
-class ProbeLeg:
-    """A way of probes."""
-
-    mac: str
-    source: str
-    destination: str
-
-
-def frame(own_mac: bytes, leg: ProbeLeg, run: int, number: int, flow: int = 0) -> bytes:
+def frame(own_mac: bytes, leg: Leg, run: int, number: int, flow: int = 0) -> bytes:
     """A probe, with our mark, the run and the number. Flows differ in their source ports."""
     data = _MAGIC + struct.pack("!II", run, number)
     data = data.ljust(_SIZE - 14 - 20 - 8, b"\0")
@@ -55,7 +45,7 @@ def frame(own_mac: bytes, leg: ProbeLeg, run: int, number: int, flow: int = 0) -
 
 
 def udp_frame(
-    own_mac: bytes, leg: ProbeLeg, source_port: int, destination_port: int, data: bytes
+    own_mac: bytes, leg: Leg, source_port: int, destination_port: int, data: bytes
 ) -> bytes:
     """Ethernet, IPv4 and UDP without its checksum."""
     udp = struct.pack("!HHHH", source_port, destination_port, 8 + len(data), 0)
@@ -81,9 +71,9 @@ def number_of(data: bytes, run: int) -> int | None:
 
 
 class _Packets(Closing):
-    """A packet socket of one device."""
+    """A packet socket of one device, whose probes carry time stamps."""
 
-    def __init__(self, device: str, protocol: int) -> None:
+    def __init__(self, device: str, protocol: int, option: int, value: int) -> None:
         self.socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         try:
             self.socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _ROOM)
@@ -92,6 +82,7 @@ class _Packets(Closing):
             self.socket.close()
             raise VsrtuneError(f"cannot probe: {error.strerror}", where=device) from error
         self.socket.setblocking(False)
+        self.socket.setsockopt(socket.SOL_SOCKET, option, value)
 
     def _drain(self, run: int, flags: int) -> dict[int, int]:
         found: dict[int, int] = {}
@@ -112,8 +103,7 @@ class Receiver(_Packets):
     """Collects probes at a device, from its creation on."""
 
     def __init__(self, device: str) -> None:
-        super().__init__(device, _ETH_P_IP)
-        self.socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPNS, 1)
+        super().__init__(device, _ETH_P_IP, _SO_TIMESTAMPNS, 1)
 
     def received(self, run: int) -> dict[int, int]:
         """Numbers of the probes of this run that arrived since the last call, and their times
@@ -121,25 +111,24 @@ class Receiver(_Packets):
         return self._drain(run, 0)
 
 
-class Sender(_Packets):
+class _Sender(_Packets):
     """Sends probes from a device."""
 
     def __init__(self, device: str) -> None:
         # Protocol 0 receives nothing.
-        super().__init__(device, 0)
+        super().__init__(device, 0, _SO_TIMESTAMPING, _TX_SOFTWARE | _REPORT_SOFTWARE)
         self._mac: bytes = self.socket.getsockname()[4]
-        self.socket.setsockopt(socket.SOL_SOCKET, _SO_TIMESTAMPING, _TX_SOFTWARE | _REPORT_SOFTWARE)
 
-    def send(self, leg: ProbeLeg, run: int, number: int, flow: int = 0) -> int | None:
-        """Send a probe. Return the time just before, in nanoseconds, or None when the device
-        did not take it."""
+    def send(self, leg: Leg, run: int, number: int, flow: int) -> dict[int, int]:
+        """Send a probe. Return its number with the time just before, in nanoseconds; nothing
+        when the device did not take it."""
         data = frame(self._mac, leg, run, number, flow)
         now = time.clock_gettime_ns(time.CLOCK_REALTIME)
         try:
             self.socket.send(data)
-        except (BlockingIOError, OSError):
-            return None
-        return now
+        except OSError:
+            return {}
+        return {number: now}
 
     def sent(self, run: int) -> dict[int, int]:
         """When the driver took the probes sent since the last call; empty for drivers without
@@ -148,33 +137,35 @@ class Sender(_Packets):
 
 
 def send_at_rate(
-    sender: Sender,
-    legs: Sequence[ProbeLeg],
+    device: str,
+    legs: Sequence[Leg],
     run: int,
     rate: float,
     count: int,
-    stop: Any,
     flows: int = 1,
+    stop: threading.Event | None = None,
+    delay: float = 0.0,
 ) -> dict[int, int]:
     """Send ``count`` probes over the legs in turn, of ``flows`` flows in turn, ``rate`` a
-    second, until the Event ``stop`` is set. Return when each left, in nanoseconds."""
+    second, after ``delay`` seconds and until ``stop`` is set. Return when each left, in
+    nanoseconds. Raises VsrtuneError."""
+    stop = stop or threading.Event()
     times: dict[int, int] = {}
-    begin = time.monotonic()
-    for number in range(count):
-        if stop.wait(max(0.0, begin + number / rate - time.monotonic())):
-            break
-        now = sender.send(legs[number % len(legs)], run, number, number % flows)
-        if now is not None:
-            times[number] = now
+    begin = time.monotonic() + delay
+    with _Sender(device) as sender:
+        for number in range(count):
+            if stop.wait(max(0.0, begin + number / rate - time.monotonic())):
+                break
+            times.update(sender.send(legs[number % len(legs)], run, number, number % flows))
+            times.update(sender.sent(run))
         times.update(sender.sent(run))
-    times.update(sender.sent(run))
     return times
 
 
 def latency(sent: Mapping[int, int], received: Mapping[int, int]) -> Latency | None:
     """Percentiles (nearest rank) of the probes that arrived; None when none was sent.
 
-    When none arrived, the percentiles are NaN, and ``lost`` equals ``sent``.
+    When none arrived, the percentiles are None, and ``lost`` equals ``sent``.
     """
     if not sent:
         return None
@@ -184,8 +175,8 @@ def latency(sent: Mapping[int, int], received: Mapping[int, int]) -> Latency | N
     return Latency(len(sent), lost, p50, p90, p99)
 
 
-def _rank(times: Sequence[float], share: float) -> float:
-    return times[max(0, math.ceil(share * len(times)) - 1)] if times else math.nan
+def _rank(times: Sequence[float], share: float) -> float | None:
+    return times[max(0, math.ceil(share * len(times)) - 1)] if times else None
 
 
 def _stamp(notes: Iterable[tuple[int, int, bytes]]) -> int | None:

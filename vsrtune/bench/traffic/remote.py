@@ -3,18 +3,11 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
-import select
 import subprocess
-import sys
-import time
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-import vsrtune
-from vsrtune.core.closing import Closing
+from vsrtune.bench import children
 from vsrtune.core.errors import Lasting, VsrtuneError
 
 # Time for an answer beyond that of traffic; a remote login, or a host under load, is slow.
@@ -28,43 +21,21 @@ _REMOTE = "python3 -P -m vsrtune.bench.traffic.agent"
 def command(host: str | None) -> list[str]:
     """The argument list that starts an agent."""
     if host is None:
-        # -P: never import a package from the current directory.
-        return [sys.executable, "-P", "-m", "vsrtune.bench.traffic.agent"]
+        return children.module("vsrtune.bench.traffic.agent")
     if host.startswith("-"):
         raise VsrtuneError("not a host", where=host)
     root = f'if [ "$(id -u)" = 0 ]; then exec {_REMOTE}; else exec sudo -n {_REMOTE}; fi'
     return [*_SSH, host, root]
 
 
-class AgentProcess(Closing):
+class AgentProcess(children.Child):
     """One agent. Use as a context manager, or ``close``."""
 
     def __init__(self, host: str | None = None) -> None:
         """Start the agent. Raises VsrtuneError when the program cannot be run."""
+        super().__init__(command(host), "the agent", stderr=subprocess.PIPE)
         self.where = host or "agent"
-        self._pending = b""
         self._asked = 0
-        environment = dict(os.environ)
-        environment["PYTHONPATH"] = str(Path(vsrtune.__file__).parents[1])
-        try:
-            # A session of its own: Ctrl-C is for the bench, which then ends the agent.
-            self._process = subprocess.Popen(
-                command(host),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env=environment,
-                start_new_session=True,
-                bufsize=0,
-            )
-        except OSError as error:
-            raise VsrtuneError(
-                f"cannot start the agent: {error.strerror}", where=self.where
-            ) from error
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     def call(self, operation: str, timeout: float = ANSWER_SECONDS, **arguments: Any) -> Any:
         """Request one operation, and return its result. Raises VsrtuneError."""
@@ -73,21 +44,19 @@ class AgentProcess(Closing):
 
     def begin(self, operation: str, **arguments: Any) -> None:
         """Send a request without waiting for the answer. The request ends traffic that flows."""
-        assert self._process.stdin is not None
         self._asked += 1
-        line = json.dumps({"id": self._asked, "op": operation, **arguments}).encode() + b"\n"
+        request = {"id": self._asked, "op": operation, **arguments}
         try:
-            while line:
-                line = line[self._process.stdin.write(line) or 0 :]
+            children.send(self.stdin.fileno(), request)
         except OSError:
             raise self._ended() from None
 
     def finish(self, timeout: float = ANSWER_SECONDS) -> Any:
         """The answer to the last request. Raises VsrtuneError."""
-        answer: Mapping[str, Any] = json.loads(self._line(timeout))
+        answer = self._answer(timeout)
         # Earlier answers belong to requests whose sender was interrupted.
         while answer["id"] != self._asked:
-            answer = json.loads(self._line(timeout))
+            answer = self._answer(timeout)
         if "error" in answer:
             error = answer["error"]
             where = error["where"]
@@ -98,45 +67,30 @@ class AgentProcess(Closing):
 
     def close(self) -> None:
         """End the agent; kill it when it does not end."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        try:
-            self._process.wait(CLOSE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
-        for stream in (self._process.stdout, self._process.stderr):
-            if stream is not None:
-                stream.close()
+        self.end_input()
+        self.reap(CLOSE_SECONDS)
 
-    def _line(self, timeout: float) -> bytes:
-        assert self._process.stdout is not None
-        descriptor = self._process.stdout.fileno()
-        end = time.monotonic() + timeout
-        while b"\n" not in self._pending:
-            (ready, _, _) = select.select([descriptor], [], [], max(0.0, end - time.monotonic()))
-            if not ready:
-                # A late answer would be taken for the answer to the next request.
-                self._process.kill()
-                raise VsrtuneError(
-                    f"the agent did not answer within {timeout:g} s",
-                    where=self.where,
-                    lasting=Lasting.TRANSIENT,
-                )
-            data = os.read(descriptor, 1 << 16)
-            if not data:
-                raise self._ended()
-            self._pending += data
-        line, _, self._pending = self._pending.partition(b"\n")
-        return line
+    def _answer(self, timeout: float) -> Mapping[str, Any]:
+        try:
+            answer: Mapping[str, Any] = self.messages.next(timeout)
+        except EOFError:
+            raise self._ended() from None
+        except TimeoutError:
+            # A late answer would be taken for the answer to the next request.
+            self.process.kill()
+            raise VsrtuneError(
+                f"the agent did not answer within {timeout:g} s",
+                where=self.where,
+                lasting=Lasting.TRANSIENT,
+            ) from None
+        return answer
 
     def _ended(self) -> VsrtuneError:
-        assert self._process.stderr is not None
+        assert self.process.stderr is not None
         said = ""
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(2.0)
-            said = self._process.stderr.read().decode(errors="replace").strip()
+            self.process.wait(2.0)
+            said = self.process.stderr.read().decode(errors="replace").strip()
         last = said.splitlines()[-1] if said else "it said nothing"
         return VsrtuneError(
             f"the agent ended: {last}",

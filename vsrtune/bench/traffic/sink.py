@@ -35,14 +35,14 @@ class Sink:
         self._devices = {name: tuple(counted) for name, counted in devices.items() if counted}
         self._run(ruleset(self._devices))
 
-    def read(self) -> list[tuple[Counted, int]]:
-        """Frames counted so far. Raises VsrtuneError."""
+    def read(self) -> list[tuple[str, int | None, int]]:
+        """Streams, flows, and their frames so far. Raises VsrtuneError."""
         self._nft.set_json_output(True)
-        found: list[tuple[Counted, int]] = []
+        found: list[tuple[str, int | None, int]] = []
         for number, counted in enumerate(self._devices.values()):
             listing = json.loads(self._run(f"list set netdev {TABLE} {_set(number)}"))
             frames = dict(parse_elements(listing))
-            found += [(one, frames[element(one)]) for one in counted]
+            found += [(one.key, one.flow, frames[element(one)]) for one in counted]
         return found
 
     def close(self) -> None:
