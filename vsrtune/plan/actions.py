@@ -112,14 +112,11 @@ def _scheduling(
 ) -> None:
     ref = requirements.guest.ref
     rule = rule_for(requirements.policy, role)
-    threads = requirements.threads(role)
     if rule is None:
-        for thread in threads:
-            draft.skip(ref, f"{label(thread)} scheduling", "not asked by the policy")
         return
     down = ", stepped down" if requirements.policy.lowered else ""
     reason = f"scheduler.{role.value}{down} ({requirements.policy.at('scheduler', role.value)})"
-    for thread in threads:
+    for thread in requirements.threads(role):
         name = label(thread)
         target = ThreadSched(ref, thread.key, name)
         draft.desired.add(target)
@@ -194,7 +191,6 @@ def _queues(
 ) -> None:
     ref = requirements.guest.ref
     if requirements.policy.asked(TxQueueLen) is None:
-        draft.skip(ref, "macvtap queue", "not asked by the policy")
         return
     if not any(i.kind.rings for i in requirements.guest.interfaces):
         draft.skip(ref, "macvtap queue", "the guest has no macvtap interface")
@@ -225,7 +221,6 @@ def want_number(
     owner = claimed.setdefault(interface.ifindex, ref)
     asked, now = policy.asked(setting), setting.observed(interface)
     if asked is None:
-        draft.skip(ref, subject, "not asked by the policy")
         return
     target = cast(Target, setting(ref, interface.target, interface.ifindex))
     draft.desired.add(target)

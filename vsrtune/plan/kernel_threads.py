@@ -54,7 +54,6 @@ def build(
     for requirements in per_guest:
         rule = requirements.policy.softirq_sched
         if rule is None:
-            draft.skip(requirements.guest.ref, "softirq scheduling", "not asked by the policy")
             continue
         cpus = _busy(requirements, chosen) - context.irq
         if not cpus:

@@ -409,8 +409,6 @@ def _request(
             out.desired.add(target)
             sure = thread.confidence.value if thread.confidence is not None else "none"
             out.skip(subject, f"which interface it serves is not known (confidence {sure})")
-        else:
-            out.skip(subject, "not asked by the policy")
         return None
     out.desired.add(target)
     if foreign_deadline(context, out.guest, thread):
@@ -451,7 +449,6 @@ def _emulator(context: Context, out: _Judgement) -> None:
     subject = "emulator CPUs"
     choice = out.policy.emulator
     if choice is None:
-        out.skip(subject, "not asked by the policy")
         return
     thread = main_thread(out.guest)
     if thread is None:
