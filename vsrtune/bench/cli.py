@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vsrtune.cli.options import options, say, uri_option
+from vsrtune.cli.options import Commands, guest_names, options, uri_option
+from vsrtune.cli.render import say
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 
@@ -44,7 +45,7 @@ _MEASURING = (
 )
 
 
-@click.group()
+@click.group(cls=Commands)
 def bench() -> None:
     """Measure routers on this host, and compare configurations.
 
@@ -62,7 +63,9 @@ def bench() -> None:
 @bench.command()
 @click.argument("spec_file", required=False, type=_SPEC_FILE, metavar="[SPEC.yaml]")
 @options(
-    click.option("--guest", help="Instead of SPEC.yaml: the router, a guest."),
+    click.option(
+        "--guest", shell_complete=guest_names, help="Instead of SPEC.yaml: the router, a guest."
+    ),
     click.option("--native", is_flag=True, help="Instead of --guest: this host routes."),
     click.option("--left", help="The device that sends: [HOST:]DEVICE[@NAMESPACE]."),
     click.option("--right", help="The device that receives."),

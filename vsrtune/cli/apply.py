@@ -8,15 +8,16 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
 from vsrtune.cli.options import (
     JOURNAL,
-    Seconds,
+    Duration,
     StatePlaces,
     check_written,
+    dry_run_option,
     journal_option,
     json_option,
     load_policies,
@@ -24,10 +25,12 @@ from vsrtune.cli.options import (
     options,
     places_options,
     policies_option,
-    say,
     trace_option,
     unread,
+    verbose_option,
 )
+from vsrtune.cli.plan import plan
+from vsrtune.cli.render import say
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.views import tables
 
@@ -36,6 +39,7 @@ if TYPE_CHECKING:
     from vsrtune.execute.executor import Result
     from vsrtune.execute.host_writer import LiveSysOps
     from vsrtune.execute.journal import Journal
+    from vsrtune.model.journal_records import Entry
     from vsrtune.model.plan import Plan
     from vsrtune.model.snapshot import Snapshot
     from vsrtune.policy.model import Policy
@@ -55,19 +59,25 @@ if TYPE_CHECKING:
     click.option(
         "--confirm",
         "confirm_seconds",
-        type=Seconds(1, 600),
+        type=Duration(1, 600),
         metavar="TIME",
         help="Put everything back unless this is confirmed within TIME (as 60s): with Enter, "
         "or with `vsrtune confirm` from another session.",
     ),
     trace_option,
+    verbose_option,
+    dry_run_option,
 )
 @places_options
+@click.pass_context
 def apply(
+    context: click.Context,
     policy_dirs: tuple[Path, ...],
     stored: TextIO | None,
     confirm_seconds: float | None,
     trace_seconds: float,
+    verbose: bool,
+    dry_run: bool,
     places: StatePlaces,
 ) -> int:
     """Carry out the plan once, and print it.
@@ -82,12 +92,12 @@ def apply(
 
     With --confirm everything, settings of earlier applies included, ends at the original
     as after `vsrtune undo`, unless it is confirmed in time. So it does when the command is
-    killed or its session is lost.
+    killed or its session is lost. --dry-run does what `vsrtune plan` does.
 
     \b
     Exit codes: 0 done, 1 something failed, or was not confirmed and is put back, 2 a policy
-    is wrong (nothing was changed), 4 not all guests could be looked at, 5 a guest is refused
-    (it was not changed).
+    or the stored plan is wrong (nothing was changed), 4 not all guests could be looked at,
+    5 a guest is refused (it was not changed).
     """
     from vsrtune.cli import attachments, render
     from vsrtune.cli.main import complain
@@ -97,6 +107,7 @@ def apply(
     from vsrtune.host.filesystem import boot_id
     from vsrtune.model.plan import read_plan
     from vsrtune.plan.full_plan import full_plan
+    from vsrtune.policy.matching import assign
 
     boot = boot_id()
     made: Plan | None = None
@@ -105,6 +116,15 @@ def apply(
         made = read_plan(stored.read(), boot, stored.name)
     else:
         policies = load_policies(policy_dirs)
+    if dry_run and made is not None:
+        render.show(tables.plan_tables(made, verbose=verbose))
+        return ExitCode.REFUSED if made.refusals else ExitCode.DONE
+    if dry_run:
+        asked: dict[str, Any] = {
+            "policy_dirs": policy_dirs, "trace_seconds": trace_seconds, "verbose": verbose,
+            "journal": places.journal, "attach_ledger": places.ledger, "uri": places.uri,
+        }  # fmt: skip
+        return int(context.invoke(plan, **asked))
     with ExitStack() as stack:
         guard: TrialGuard | None = None
         with Journal.open(places.journal, boot) as opened:
@@ -122,7 +142,8 @@ def apply(
             if made is None:
                 entries, steps = opened.entries(), opened.steps
                 made = full_plan(snapshot, policies, entries, reassert=True, steps=steps)
-            render.show(tables.plan_tables(made))
+            named = assign(snapshot.guests, policies) if stored is None else None
+            render.show(tables.plan_tables(made, named, verbose=verbose))
             result = executor.apply(made, ops, opened)
             live = len(opened.entries())
         _say_applied(made, result, boot)
@@ -206,9 +227,9 @@ def confirm(journal: Path) -> int:
 
 
 @click.command()
-@json_option
+@options(json_option, dry_run_option)
 @places_options
-def undo(as_json: bool, places: StatePlaces) -> int:
+def undo(as_json: bool, dry_run: bool, places: StatePlaces) -> int:
     """Put back everything that vsrtune has changed on this host, and the pins that guests
     have brought along from another host or an earlier run.
 
@@ -226,6 +247,8 @@ def undo(as_json: bool, places: StatePlaces) -> int:
 
     check_written(places.journal, JOURNAL)
     boot = boot_id()
+    if dry_run:
+        return _preview_undo(places, boot, as_json)
     switched = _switch((), places, quiet=as_json)
     snapshot = _with_libvirt_guests(places.uri)
     carried = snapshot is not None and _carried(snapshot, places.journal, boot)
@@ -279,13 +302,42 @@ def _with_libvirt_guests(uri: str) -> Snapshot | None:
     return observe(None, uri, 0.0)
 
 
-def _carried(snapshot: Snapshot, journal: Path, boot: str) -> bool:
-    """Whether guests have brought along pins of ours that the journal does not hold."""
+def _carried(snapshot: Snapshot, journal: Path, boot: str) -> tuple[Entry, ...]:
+    """Entries of pins of ours that guests have brought along and the journal does not hold."""
     from vsrtune.execute.journal import read_entries
     from vsrtune.plan import brought_pins
 
     known = read_entries(journal, boot)
-    return bool(brought_pins.entries(snapshot.guests, snapshot.host, known))
+    return tuple(brought_pins.entries(snapshot.guests, snapshot.host, known))
+
+
+def _preview_undo(places: StatePlaces, boot: str, as_json: bool) -> int:
+    """Print what undo would restore, unless somebody else has changed it since."""
+    import json
+
+    from vsrtune.cli import attachments
+    from vsrtune.execute.journal import read_entries
+    from vsrtune.model.journal_records import undo_action, undo_order
+
+    snapshot = _with_libvirt_guests(places.uri)
+    carried = () if snapshot is None else _carried(snapshot, places.journal, boot)
+    entries = undo_order((*read_entries(places.journal, boot), *carried))
+    actions = [undo_action(entry) for entry in entries]
+    concerned = attachments.concerned((), places.ledger)
+    switches = attachments.preview(attachments.by_policies(()), places) if concerned else ()
+    if as_json:
+        would = {
+            "would_restore": [action.to_data() for action in actions],
+            "would_switch": [{"guests": b.guests, "to": str(b.to)} for b in switches],
+        }
+        click.echo(json.dumps(would, indent=2, ensure_ascii=False))
+        return ExitCode.DONE
+    for batch in switches:
+        say(f"would switch: {', '.join(batch.guests)} to {batch.to}")
+    for action in actions:
+        say(f"would restore: {tables.action_line(action)}")
+    say(f"{len(actions)} settings would be restored.")
+    return ExitCode.DONE
 
 
 def _writer(places: StatePlaces, journal: Journal) -> LiveSysOps:

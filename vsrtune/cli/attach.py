@@ -15,8 +15,8 @@ from vsrtune.cli.options import (
     check_written,
     options,
     places_options,
-    say,
 )
+from vsrtune.cli.render import say
 from vsrtune.core.exit_codes import ExitCode
 
 if TYPE_CHECKING:

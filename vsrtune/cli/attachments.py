@@ -16,10 +16,14 @@ from vsrtune.attach.plan.steps import Origin, Step
 from vsrtune.attach.survey import known_origins, survey
 from vsrtune.attach.sweep import Swept
 from vsrtune.attach.transaction import Switcher
-from vsrtune.cli.options import StatePlaces, say
+from vsrtune.cli.options import StatePlaces
+from vsrtune.cli.render import say
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.execute.ledger import read_pending
+from vsrtune.model.guest import Attachment, NicKind
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.policy.matching import assign
 from vsrtune.policy.model import Policy
 from vsrtune.views.tables import Table
 
@@ -86,16 +90,30 @@ def carry_out(choose: Choose, places: StatePlaces) -> Iterator[tuple[Batch, Vsrt
             yield batch, error
 
 
-def table(found: Sequence[Batch]) -> Table:
-    """The batches as a table."""
+def recorded(snapshot: Snapshot, policies: Sequence[Policy]) -> tuple[Batch, ...]:
+    """The switches that the policies ask for on a recorded host. It shows the devices of running
+    guests only, and no definition, so there are no steps."""
+    kinds = {Attachment.MACVTAP: NicKind.NAPI_MACVTAP, Attachment.NAPI_MACVLAN: NicKind.MACVTAP}
+    return tuple(
+        Batch((guest.ref,), policy.attachment, policy.at("attachment"))
+        for guest, policy in assign(snapshot.guests, policies).pairs
+        if policy.attachment is not None
+        and any(i.kind is kinds[policy.attachment] for i in guest.interfaces)
+    )
+
+
+def table(found: Sequence[Batch], *, verbose: bool = False) -> Table:
+    """The batches as a table; ``verbose``: with their steps."""
     rows: list[tuple[str, ...]] = []
     for batch in found:
-        names = ", ".join(batch.guests)
-        if batch.switch is None:
-            rows.append((names, str(batch.to), "refused", str(batch.error)))
-            continue
-        rows += [(names, str(batch.to), str(step), batch.reason) for step in batch.switch.steps]
-    return Table("Attachments", ("guests", "to", "step", "why"), rows)
+        names, steps = ", ".join(batch.guests), ["is planned on the host itself only"]
+        if batch.error is not None:
+            steps = [f"refused: {batch.error}"]
+        elif batch.switch is not None:
+            made = [str(step) for step in batch.switch.steps]
+            steps = made if verbose else [f"{len(made)} steps"]
+        rows += [(names, str(batch.to), step, batch.reason) for step in steps]
+    return Table("Attachments", ("guests", "to", "step", "why"), rows, text=("step", "why"))
 
 
 def recover(switcher: Switcher) -> ExitCode:

@@ -11,6 +11,7 @@ from typing import TypeVar
 import click
 
 from vsrtune.cli.options import (
+    Duration,
     attach_ledger_option,
     journal_option,
     options,
@@ -51,18 +52,20 @@ class Address(click.ParamType):
     ),
     click.option(
         "--interval",
-        type=click.FloatRange(min=1),
-        default=10.0,
+        type=Duration(1, 86400),
+        default="10s",
         show_default=True,
+        metavar="TIME",
         envvar="VSRTUNE_INTERVAL",
-        help="Look at the host at least this often, in seconds.",
+        help="Look at the host at least this often.",
     ),
     click.option(
         "--trace",
         "trace_seconds",
-        type=click.FloatRange(0, 10),
-        default=0.25,
+        type=Duration(0, 10),
+        default="250ms",
         show_default=True,
+        metavar="TIME",
         envvar="VSRTUNE_TRACE",
         help="Watch transmissions this long while a worker's interface is uncertain.",
     ),

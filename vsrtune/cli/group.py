@@ -12,12 +12,13 @@ import click
 from vsrtune.cli.options import (
     ATTACH_LEDGER,
     GROUP_DIR,
+    Commands,
     StatePlaces,
     check_written,
     json_option,
     places_options,
-    say,
 )
+from vsrtune.cli.render import say
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.group.parser import Group, parse
@@ -50,7 +51,7 @@ _groups_option = click.option(
 _dry_run_option = click.option("--dry-run", is_flag=True, help="Show the steps and do nothing.")
 
 
-@click.group()
+@click.group(cls=Commands)
 def group() -> None:
     """Make several guests one router, and guests again.
 

@@ -14,9 +14,11 @@ from collections.abc import Sequence
 import click
 
 from vsrtune import __version__
+from vsrtune.cli.options import Commands
+from vsrtune.cli.render import say
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
-from vsrtune.core.text import printable, printable_lines
+from vsrtune.core.text import printable
 
 # name: (module, attribute, short help). The help stands here so that `vsrtune --help`
 # need not import the modules.
@@ -39,7 +41,7 @@ COMMANDS = {
 }
 
 
-class LazyGroup(click.Group):
+class LazyCommands(Commands):
     """A group that imports a subcommand when it is called."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002 (click's interface)
@@ -65,7 +67,7 @@ class LazyGroup(click.Group):
             formatter.write_dl([(name, text) for name, (_, _, text) in COMMANDS.items()])
 
 
-@click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=LazyCommands, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, message="vsrtune %(version)s")
 def cli() -> None:
     """Tune KVM hosts that run virtual routers, and undo it exactly.
@@ -104,7 +106,7 @@ def run(args: Sequence[str]) -> int:
         return ExitCode.NO_READER
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        sys.stderr.write(f"vsrtune: error: {printable(f'{where}{error.strerror or error}')}\n")
+        say(f"vsrtune: error: {where}{error.strerror or error}", err=True)
         return ExitCode.FAILED
     return code if isinstance(code, int) else ExitCode.DONE
 
@@ -113,9 +115,10 @@ def complain(error: VsrtuneError) -> None:
     """Print an error, or each of the errors it stands for, on standard error."""
     for one in getattr(error, "errors", None) or (error,):
         where = f"{printable(one.where)}: " if one.where else ""
-        sys.stderr.write(f"vsrtune: error: {where}{printable_lines(one.what)}\n")
-        if one.hint:
-            sys.stderr.write(f"vsrtune: hint: {printable_lines(one.hint)}\n")
+        for kind, text in (("error", f"{where}{one.what}"), ("hint", one.hint)):
+            first, *more = text.split("\n")
+            for line in [f"vsrtune: {kind}: {first}", *(f"  {m}" for m in more)] if text else ():
+                say(line, err=True)
 
 
 def main() -> None:

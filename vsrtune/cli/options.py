@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
+from vsrtune.cli.render import say
 from vsrtune.core.errors import ObserveError, VsrtuneError
-from vsrtune.core.text import parse_time, printable
+from vsrtune.core.text import parse_time
 
 if TYPE_CHECKING:
     from vsrtune.model.guest import Guest
@@ -31,6 +33,23 @@ ATTACH_LEDGER = Path("/var/lib/vsrtune/attach.jsonl")
 URI = "qemu:///system"
 
 
+class Commands(click.Group):
+    """A group of commands that says which one a misspelt word may mean."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], self.list_commands(ctx))
+            if near:
+                error.message += f" Did you mean {' or '.join(near)}?"
+            raise
+
+
 def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
     """Apply option decorators in the order in which help should list them."""
 
@@ -42,14 +61,86 @@ def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
     return apply
 
 
+class Duration(click.ParamType):
+    """A time between two limits in seconds: ``5s``, ``250ms``; a number alone is of seconds."""
+
+    name = "time"
+
+    def __init__(self, least: float, most: float) -> None:
+        self._least = least
+        self._most = most
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        text = str(value).strip()
+        try:
+            seconds = parse_time(f"{text}s" if text[-1:].isdecimal() else text) / 1e9
+        except VsrtuneError as error:
+            self.fail(str(error), param, ctx)
+        if not self._least <= seconds <= self._most:
+            self.fail(f"{text} is not between {self._least:g}s and {self._most:g}s", param, ctx)
+        return seconds
+
+
+def guest_names(ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Completion: the guests of this host, or of the one recorded in --root."""
+    from vsrtune.host.filesystem import LiveRoot
+    from vsrtune.observe.qemu_processes import ProcessTable
+
+    try:
+        if ctx.params.get("root") is not None:
+            names = [guest.ref for guest in observe(ctx.params["root"], URI, 0).guests]
+        else:
+            found = [process.args for process in ProcessTable().scan(LiveRoot()).qemus]
+            names = [args.name if args.libvirt else f"qemu:{args.name}" for args in found]
+    except (VsrtuneError, OSError):
+        return []
+    return [CompletionItem(name) for name in sorted(set(names)) if name.startswith(begun)]
+
+
+def files_or_guests(ctx: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Completion: guests, and files, which the shell knows."""
+    return [*guest_names(ctx, param, begun), CompletionItem(begun, type="file")]
+
+
+def group_names(ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem]:
+    """Completion: the groups of the directory of groups, and files."""
+    from vsrtune.observe.config_files import files_in
+
+    try:
+        names = [path.stem for path in files_in([ctx.params.get("groups") or GROUP_DIR])]
+    except VsrtuneError:
+        names = []
+    found = [CompletionItem(name) for name in names if name.startswith(begun)]
+    return [*found, CompletionItem(begun, type="file")]
+
+
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
 
+dry_run_option = click.option(
+    "--dry-run", is_flag=True, help="Show what would be done, and do nothing."
+)
+verbose_option = click.option(
+    "-v", "--verbose", is_flag=True, help="Show every change, and every setting left as it is."
+)
+wide_option = click.option(
+    "--wide", is_flag=True, help="Cut and wrap nothing, however narrow the terminal is."
+)
+guest_option = click.option(
+    "--guest",
+    "guests",
+    multiple=True,
+    metavar="GUEST",
+    shell_complete=guest_names,
+    help="Only this guest, as `vsrtune show` names it; may be given several times.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 policies_option = click.option(
     "--policies",
     "policy_dirs",
     multiple=True,
-    type=click.Path(path_type=Path),
+    type=click.Path(path_type=Path, file_okay=False),
     default=(POLICY_DIR,),
     show_default=True,
     envvar="VSRTUNE_POLICIES",
@@ -80,11 +171,12 @@ root_option = click.option(
 trace_option = click.option(
     "--trace",
     "trace_seconds",
-    type=click.FloatRange(0, 60),
-    default=0.0,
+    type=Duration(0, 60),
+    default="0s",
     show_default=True,
+    metavar="TIME",
     envvar="VSRTUNE_TRACE",
-    help="Watch transmissions for this many seconds to see which worker serves which interface.",
+    help="Watch transmissions this long to see which worker serves which interface.",
 )
 
 
@@ -106,6 +198,11 @@ uri_option = click.option(
 )  # fmt: skip
 
 
+def look_options(function: F) -> F:
+    """The options of every command that looks at a host and changes nothing."""
+    return options(guest_option, json_option, wide_option, policies_option, root_option)(function)
+
+
 @dataclass(frozen=True, slots=True)
 class StatePlaces:
     """Where vsrtune writes down what it does on this host, and the libvirt connection."""
@@ -124,32 +221,6 @@ def places_options(function: Callable[..., T]) -> Callable[..., T]:
         return function(*args, places=StatePlaces(journal, attach_ledger, uri), **others)
 
     return command
-
-
-class Seconds(click.ParamType):
-    """A time with its unit, ``60s``, between two limits in seconds; a float of seconds."""
-
-    name = "time"
-
-    def __init__(self, least: float, most: float) -> None:
-        self._least = least
-        self._most = most
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float:
-        try:
-            seconds = parse_time(str(value)) / 1e9
-        except VsrtuneError as error:
-            self.fail(str(error), param, ctx)
-        if not self._least <= seconds <= self._most:
-            self.fail(f"{value} is not between {self._least:g}s and {self._most:g}s", param, ctx)
-        return seconds
-
-
-def say(text: str, *, err: bool = False) -> None:
-    """Print a line, made printable because names in it may come from others."""
-    click.echo(printable(text), err=err)
 
 
 def observe(
@@ -262,13 +333,12 @@ def running_guest(snapshot: Snapshot, name: str, more: str = "") -> Guest:
     )
 
 
-def check_guests(snapshot: Snapshot, names: Iterable[str]) -> None:
-    """Raises VsrtuneError when a guest that an operator names does not run."""
-    missing = set(names) - {g.ref for g in snapshot.guests}
-    if missing:
-        raise VsrtuneError(
-            "no such guest is running", where=min(missing), hint="`vsrtune show` lists them"
-        )
+def chosen(snapshot: Snapshot, names: Collection[str]) -> Snapshot:
+    """The snapshot with the guests that an operator names, all when there is no name. Raises
+    VsrtuneError when one of them does not run."""
+    refs = [running_guest(snapshot, name).ref for name in names]
+    shown = (g for g in snapshot.guests if not names or g.ref in refs)
+    return replace(snapshot, guests=tuple(shown))
 
 
 def journalled(journal: Path, root: Path | None) -> tuple[tuple[Entry, ...], Steps]:

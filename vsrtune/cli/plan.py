@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,18 +11,18 @@ import click
 
 from vsrtune.cli.options import (
     StatePlaces,
+    chosen,
     journalled,
-    json_option,
     load_policies,
+    look_options,
     observe,
     options,
     places_options,
-    policies_option,
-    root_option,
-    say,
     trace_option,
     unread,
+    verbose_option,
 )
+from vsrtune.cli.render import say
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.views import tables
 
@@ -32,90 +34,152 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@options(policies_option, json_option, root_option, trace_option)
+@options(
+    verbose_option,
+    click.option(
+        "--detailed-exitcode", "detailed", is_flag=True, help="Exit 3 when there are changes."
+    ),
+)
+@look_options
+@options(trace_option)
 @places_options
 def plan(
+    verbose: bool,
+    detailed: bool,
+    guests: tuple[str, ...],
     policy_dirs: tuple[Path, ...],
     as_json: bool,
+    wide: bool,
     root: Path | None,
     trace_seconds: float,
     places: StatePlaces,
 ) -> int:
     """Show what the policies would change, and why.
 
-    Lists every change, every setting that is left as it is with the reason, and what
-    is refused. `vsrtune apply` carries out exactly this plan. Switches of attachments
-    stand first, and are in no stored plan (--json).
+    Has a line for each guest, then what is refused, what others have changed, and
+    warnings. With -v, lists every change with its reason, and every setting that is left
+    as it is. `vsrtune apply` carries out exactly this plan. Switches of attachments stand
+    first, and are in no stored plan (--json), which always is of all guests.
 
     \b
-    Exit codes: 0 a plan could be made, 2 a policy is wrong, 4 not all guests could be
-    looked at, 5 a guest is refused.
+    Exit codes: 0 a plan could be made, 2 a policy is wrong, 3 there are changes (with
+    --detailed-exitcode), 4 not all guests could be looked at, 5 a guest is refused.
     """
-    from vsrtune.cli import render
+    from vsrtune.cli import attachments, render
     from vsrtune.model.plan import plan_text
+    from vsrtune.policy.matching import assign
 
+    if as_json and guests:
+        raise click.UsageError("--json stores the plan, which is of all guests: leave --guest out")
     policies = load_policies(policy_dirs)
     # The plan overrules pins set by hand since the last apply, as `systemctl reload
     # vsrtune` does: an operator who asks for a plan asks for the policies.
     snapshot, made = _planned(policies, root, trace_seconds, places, reassert=True)
+    shown, made = _only(snapshot, made, guests)
+    found: tuple[Batch, ...] = ()
     if as_json:
         click.echo(plan_text(made, snapshot.host.boot_id))
-        missing = _say_unread(snapshot, policies)
-        return ExitCode.REFUSED if made.refusals else missing
-    found = _attachments(policies, root, places)
-    if found:
-        from vsrtune.cli.attachments import table
-
-        render.show([table(found)])
-    render.show(tables.plan_tables(made))
+    else:
+        found = _attachments(policies, root, shown, places)
+        switches = [attachments.table(found, verbose=verbose)] if found else []
+        assignment = assign(shown.guests, policies)
+        if guests:
+            assignment.unmatched = []
+        names = {name for batch in found for name in batch.guests}
+        changes = tables.plan_tables(made, assignment, verbose=verbose, switched=names)
+        render.show([*switches, *changes], wide=wide)
     missing = _say_unread(snapshot, policies)
-    refused = bool(made.refusals) or any(batch.switch is None for batch in found)
-    return ExitCode.REFUSED if refused else missing
+    if made.refusals or any(batch.error is not None for batch in found):
+        return ExitCode.REFUSED
+    if detailed and (made.actions or found):
+        return ExitCode.DIFFERS
+    return missing
 
 
 @click.command()
-@options(policies_option, root_option, trace_option)
+@look_options
+@options(trace_option)
 @places_options
 def verify(
-    policy_dirs: tuple[Path, ...], root: Path | None, trace_seconds: float, places: StatePlaces
+    guests: tuple[str, ...],
+    policy_dirs: tuple[Path, ...],
+    as_json: bool,
+    wide: bool,
+    root: Path | None,
+    trace_seconds: float,
+    places: StatePlaces,
 ) -> int:
     """Exit 3 when the host is not what the policies say.
 
     Names every setting that differs, those included that an operator changed by hand
     and that the daemon therefore leaves alone, and every guest that the daemon has stepped
-    down. Names policies for which no guest runs; if there is no other policy, there is
-    nothing to compare (exit 4).
+    down. Names policies for which no guest runs, or that ask for nothing; if there is no
+    other policy, there is nothing to compare (exit 4).
 
     \b
-    Exit codes: 0 no difference, 2 a policy is wrong, 3 differences, 4 nothing was compared,
-    or not all guests could be looked at, 5 a guest is refused.
+    Exit codes: 0 no difference, 1 no such guest, 2 a policy is wrong, 3 differences, 4 nothing
+    was compared, or not all guests could be looked at, 5 a guest is refused.
     """
     from vsrtune.policy.matching import assign, no_guest
 
     policies = load_policies(policy_dirs)
     snapshot, made = _planned(policies, root, trace_seconds, places)
+    shown, made = _only(snapshot, made, guests)
+    found = _attachments(policies, root, shown, places)
     lines = tables.drift_lines(made.actions, made.skipped)
-    found = _attachments(policies, root, places)
     lines += [f"{', '.join(batch.guests)}: not on {batch.to}" for batch in found]
+    refused = [f"{r.guest}: refused ({r.policy}): {r.reason}" for r in made.refusals]
+    assignment = assign(shown.guests, policies)
+    idle = [] if guests else [no_guest(policy) for policy in assignment.unmatched]
+    empty = [f"{g.ref}: {tables.EMPTY} ({p.path})" for g, p in assignment.pairs if not p.asks]
+    missing = unread(snapshot, policies)
+    compared = len(assignment.pairs) > len(empty) or bool(lines or refused or missing)
+    code = (
+        ExitCode.REFUSED if refused else ExitCode.DIFFERS if lines
+        else ExitCode.UNREAD if missing or not compared else ExitCode.DONE
+    )  # fmt: skip
+    if as_json:
+        _print_json(code, lines, refused, [*idle, *empty], [str(problem) for problem in missing])
+        return code
     for line in lines:
-        say(line)
-    for refusal in made.refusals:
-        say(f"{refusal.guest}: refused ({refusal.policy}): {refusal.reason}", err=True)
-    idle = assign(snapshot.guests, policies).unmatched
-    for policy in idle:
-        say(no_guest(policy))
-    missing = _say_unread(snapshot, policies)
-    if made.refusals:
-        return ExitCode.REFUSED
-    if lines:
-        return ExitCode.DIFFERS
-    if len(idle) == len(policies) and not missing:
-        why = "no policy names a guest that runs" if policies else "there is no policy"
+        say(line, wide=wide, cut=True)
+    for line in refused:
+        say(line, err=True, wide=wide)
+    for line in (*idle, *empty):
+        say(line, wide=wide)
+    _say_unread(snapshot, policies)
+    if not compared:
+        why = "no policy sets anything of a guest that runs" if policies else "there is no policy"
         say(f"vsrtune: nothing was compared: {why}", err=True)
-        return ExitCode.UNREAD
-    if not missing:
+    if code is ExitCode.DONE:
         say("no drift: the host is as the policies say")
-    return missing
+    return code
+
+
+def _print_json(
+    code: ExitCode, differs: list[str], refused: list[str], idle: list[str], unread: list[str]
+) -> None:
+    import json
+
+    found = {"differs": differs, "refused": refused, "idle": idle, "unread": unread}
+    print_ready = {"as_the_policies_say": code is ExitCode.DONE, **found}
+    click.echo(json.dumps(print_ready, indent=2, ensure_ascii=False))
+
+
+def _only(snapshot: Snapshot, made: Plan, names: Collection[str]) -> tuple[Snapshot, Plan]:
+    """The guests of these names, and the plan's part about them; all without a name."""
+    shown = chosen(snapshot, names)
+    if not names:
+        return shown, made
+    refs = {guest.ref for guest in shown.guests}
+    return shown, replace(
+        made,
+        actions=tuple(a for a in made.actions if a.target.guest in refs),
+        skipped=tuple(s for s in made.skipped if s.guest in refs),
+        refusals=tuple(r for r in made.refusals if r.guest in refs),
+        drift=tuple(d for d in made.drift if d.target.guest in refs),
+        notes=tuple(n for n in made.notes if n.partition(": ")[0] in refs),
+    )
 
 
 def _planned(
@@ -145,13 +209,14 @@ def _say_unread(snapshot: Snapshot, policies: tuple[Policy, ...]) -> ExitCode:
 
 
 def _attachments(
-    policies: tuple[Policy, ...], root: Path | None, places: StatePlaces
+    policies: tuple[Policy, ...], root: Path | None, shown: Snapshot, places: StatePlaces
 ) -> tuple[Batch, ...]:
-    """Switches that the policies ask for on this host; none on a recorded one."""
-    if root is not None:
-        return ()
+    """Switches that the policies ask for; without their steps on a recorded host, of which
+    ``shown`` is looked at."""
     from vsrtune.cli import attachments
 
+    if root is not None:
+        return attachments.recorded(shown, policies)
     if not attachments.concerned(policies, places.ledger):
         return ()
     return attachments.preview(attachments.by_policies(policies), places)

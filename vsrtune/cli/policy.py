@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vsrtune.cli.options import (
+    Commands,
     check_dirs,
     journal_option,
     journalled,
@@ -17,10 +18,10 @@ from vsrtune.cli.options import (
     policies_option,
     root_option,
     running_guest,
-    say,
     trace_option,
     uri_option,
 )
+from vsrtune.cli.render import say
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
     from vsrtune.model.snapshot import Snapshot
 
 
-@click.group()
+@click.group(cls=Commands)
 def policy() -> None:
     """Check policy files; print their schema; write one to begin with."""
 

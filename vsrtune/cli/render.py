@@ -1,56 +1,55 @@
-"""Tables on the screen: rich on a terminal, aligned plain text everywhere else.
+"""Tables and sentences on the screen.
 
-Plain text is never wrapped or cut, so that a pipe into grep or awk sees whole
-rows; it also spares a script the start-up time of rich.
+On a terminal they are as wide as it is: what does not fit is cut or continued on the next line.
+Everywhere else, and with ``--wide``, nothing is, so that a pipe into grep or awk sees whole rows.
 """
 
 from __future__ import annotations
 
+import shutil
 import sys
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import click
 
 from vsrtune.core.text import printable
-from vsrtune.views.tables import Table
 
-_STYLES = {"plain": "bold", "good": "bold green", "warn": "bold yellow", "bad": "bold red"}
+if TYPE_CHECKING:
+    from vsrtune.views.tables import Table
 
-
-def show(tables: Iterable[Table]) -> None:
-    """Print tables on standard output."""
-    if sys.stdout.isatty():
-        _show_rich(tables)
-    else:
-        sys.stdout.write("\n".join(plain(t) for t in tables))
-
-
-def plain(table: Table) -> str:
-    """A table as text: title, heads and rows in columns two spaces apart."""
-    lines = [printable(table.title)]
-    rows = [tuple(map(printable, row)) for row in table.rows]
-    grid = [table.columns, *rows] if table.columns else []
-    widths = [max(len(row[i]) for row in grid) for i in range(len(table.columns))]
-    for row in grid:
-        cells = (text.ljust(width) for text, width in zip(row, widths, strict=True))
-        lines.append(("  " + "  ".join(cells)).rstrip())
-    return "\n".join(lines) + "\n"
+_STYLES: dict[str, dict[str, Any]] = {
+    "plain": {"bold": True},
+    "good": {"bold": True, "fg": "green"},
+    "warn": {"bold": True, "fg": "yellow"},
+    "bad": {"bold": True, "fg": "red"},
+}
 
 
-def _show_rich(tables: Iterable[Table]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table as RichTable
-    from rich.text import Text
+def width(*, err: bool = False) -> int | None:
+    """The width of the terminal; None when nobody looks at one."""
+    stream = sys.stderr if err else sys.stdout
+    return shutil.get_terminal_size().columns if stream.isatty() else None
 
-    console = Console(highlight=False)
-    for table in tables:
-        console.print(Text(printable(table.title), style=_STYLES[table.tone]))
-        if not table.columns:
-            continue
-        grid = RichTable(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
-        for column in table.columns:
-            grid.add_column(Text(column), overflow="fold")
-        for row in table.rows:
-            # Text and not str: names of guests may contain what rich takes for markup.
-            grid.add_row(*(Text(printable(cell)) for cell in row))
-        console.print(grid)
-        console.print()
+
+def show(tables: Iterable[Table], *, wide: bool = False) -> None:
+    """Print tables on standard output, an empty line between them."""
+    from vsrtune.views import layout
+
+    for number, table in enumerate(tables):
+        title, *rest = layout.lines(table, None if wide else width())
+        told = "\n".join([click.style(title, **_STYLES[table.tone]), *rest])
+        click.echo(("\n" if number else "") + told)
+
+
+def say(text: str, *, err: bool = False, wide: bool = False, cut: bool = False) -> None:
+    """Print a sentence, made printable because names in it may come from others. On a terminal
+    it goes on in the next line, or with ``cut`` ends at the edge."""
+    room = None if wide else width(err=err)
+    text = printable(text)
+    if room is not None and len(text) > room:
+        from vsrtune.views import layout
+
+        lines = [layout.elide(text, room)] if cut else layout.wrap(text, room, "  ")
+        text = "\n".join(lines)
+    click.echo(text, err=err)

@@ -4,25 +4,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from vsrtune.cli.options import (
-    check_guests,
+    chosen,
     journal_option,
-    json_option,
+    look_options,
     observe,
     options,
-    policies_option,
     readable_policies,
-    root_option,
-    say,
     trace_option,
     uri_option,
 )
+from vsrtune.cli.render import say
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.model.guest import SchedClass, ThreadKey
 from vsrtune.model.plan import Plan
@@ -33,12 +30,13 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("guests", nargs=-1)
-@options(policies_option, json_option, root_option, trace_option, journal_option, uri_option)
+@look_options
+@options(trace_option, journal_option, uri_option)
 def show(
     guests: tuple[str, ...],
     policy_dirs: tuple[Path, ...],
     as_json: bool,
+    wide: bool,
     root: Path | None,
     trace_seconds: float,
     journal: Path,
@@ -46,19 +44,16 @@ def show(
 ) -> None:
     """Show guests, threads, interfaces, CPUs and interrupts.
 
-    GUESTS limits the output to these guests (qemu:NAME for one that libvirt does not
-    manage). Column "mapped" says how sure the interface of a vhost worker is: exact
-    (seen transmitting), order (creation order, counts agree), uncertain, or none. What
+    Column "mapped" says how sure the interface of a vhost worker is: exact (seen
+    transmitting), order (creation order, counts agree), uncertain, or none. What
     somebody has changed since vsrtune set it is listed with who it was, as far as that
     can be known, and what the policy says of it.
 
     \b
     Exit codes: 0 shown, 1 no such guest, 4 the host could not be read.
     """
-    snapshot = host = observe(root, uri, trace_seconds, readable_policies(policy_dirs))
-    if guests:
-        check_guests(host, guests)
-        snapshot = replace(host, guests=tuple(g for g in host.guests if g.ref in guests))
+    host = observe(root, uri, trace_seconds, readable_policies(policy_dirs))
+    snapshot = chosen(host, guests)
     if as_json:
         click.echo(snapshot.to_json())
         return
@@ -66,7 +61,7 @@ def show(
     from vsrtune.views import tables
 
     if root is not None:
-        render.show(tables.snapshot_tables(snapshot))
+        render.show(tables.snapshot_tables(snapshot), wide=wide)
         return
     from vsrtune.cli.top_source import current_plan
     from vsrtune.daemon.guard.starved_status import read_starved
@@ -82,7 +77,8 @@ def show(
             *tables.filled(steps, tables.starved_table(read_starved())),
             *tables.snapshot_tables(snapshot, measure(LiveRoot(), snapshot)),
             *tables.filled(drift, _moves(snapshot)),
-        ]
+        ],
+        wide=wide,
     )
 
 

@@ -18,12 +18,11 @@ from typing import TYPE_CHECKING
 import click
 
 from vsrtune.cli.options import (
-    check_guests,
+    Duration,
+    chosen,
     journal_option,
-    json_option,
+    look_options,
     options,
-    policies_option,
-    root_option,
     uri_option,
 )
 from vsrtune.core.exit_codes import ExitCode
@@ -37,39 +36,28 @@ if TYPE_CHECKING:
 _SHOWN = 16
 
 
-def _no_svg(_context: click.Context, _option: click.Parameter, value: str | None) -> None:
-    if value is not None:
-        raise click.UsageError(
-            "--svg is gone: write --once for one frame as text, or --json for programs"
-        )
-
-
 @click.command()
-@click.option("--svg", hidden=True, expose_value=False, callback=_no_svg)
-@click.option(
-    "--interval",
-    type=click.FloatRange(0.1, 3600),
-    default=2.0,
-    show_default=True,
-    metavar="SECONDS",
-    help="Time between two frames; loads and rates are over this time.",
+@options(
+    click.option(
+        "--interval",
+        type=Duration(0.1, 3600),
+        default="2s",
+        show_default=True,
+        metavar="TIME",
+        help="Time between two frames; loads and rates are over this time.",
+    ),
+    click.option("--once", is_flag=True, help="Show one frame, after one interval, and end."),
+    click.option("--count", type=click.IntRange(1), metavar="N", help="End after so many frames."),
 )
-@click.option("--once", is_flag=True, help="Show one frame, after one interval, and end.")
-@click.option("--count", type=click.IntRange(1), metavar="N", help="End after so many frames.")
-@click.option(
-    "--guest",
-    "guests",
-    multiple=True,
-    metavar="GUEST",
-    help="Show threads, drops and settings of this guest only; may be given several times.",
-)
-@options(json_option, policies_option, root_option, journal_option, uri_option)
+@look_options
+@options(journal_option, uri_option)
 def top(
     interval: float,
     once: bool,
     count: int | None,
     guests: tuple[str, ...],
     as_json: bool,
+    wide: bool,
     policy_dirs: tuple[Path, ...],
     root: Path | None,
     journal: Path,
@@ -83,7 +71,11 @@ def top(
     would still change, and what others have changed. It changes nothing.
 
     The busiest guests come first. q or Ctrl-C ends it. On anything but a terminal frames
-    are plain text, and nothing is left out; --json prints one frame.
+    are plain text, and nothing is left out, as with --wide; --json prints one frame. With
+    --guest, threads, drops and settings are those of these guests.
+
+    \b
+    Exit codes: 0 shown, 1 no such guest, 4 the host could not be read.
     """
     from vsrtune.cli.top_source import TopHost
 
@@ -91,9 +83,9 @@ def top(
     host = TopHost(root, uri, policy_dirs, journal)
     only = frozenset(guests)
     try:
-        if single or not _is_screen():
+        if single or wide or not _is_screen():
             frames = _frames(host, only, interval, Keys())
-            _print(frames, 1 if single else count, as_json)
+            _print(frames, 1 if single else count, as_json, wide)
         else:
             _watch(host, only, interval, count)
     except KeyboardInterrupt:
@@ -114,7 +106,7 @@ def _frames(
     from vsrtune.views.top_frame import make_frame
 
     before, taken = host.sample(), time.monotonic()
-    check_guests(before.snapshot, only)
+    chosen(before.snapshot, only)
     if first:
         plan, notes = host.plan(before.snapshot)
         yield make_frame(before, before, plan, only, notes)
@@ -134,7 +126,7 @@ def _libvirt_names(snapshot: Snapshot, refs: Sequence[str]) -> frozenset[str]:
     return frozenset(g.name for g in snapshot.guests if g.source == "libvirt" and g.ref in wanted)
 
 
-def _print(frames: Iterator[Frame], count: int | None, as_json: bool) -> None:
+def _print(frames: Iterator[Frame], count: int | None, as_json: bool, wide: bool) -> None:
     """Print frames one after the other, as tables or JSON."""
     from vsrtune.cli import render
     from vsrtune.views import top_tables
@@ -143,7 +135,7 @@ def _print(frames: Iterator[Frame], count: int | None, as_json: bool) -> None:
         if as_json:
             click.echo(json.dumps(top_tables.data(frame), indent=2, ensure_ascii=False))
         else:
-            render.show(top_tables.tables(frame))
+            render.show(top_tables.tables(frame), wide=wide)
             sys.stdout.write("" if number == count else "\n")
             sys.stdout.flush()
         if number == count:

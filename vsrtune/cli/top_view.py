@@ -7,37 +7,29 @@ those that do not.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from rich.cells import cell_len
 from rich.console import RenderableType
 from rich.layout import Layout
-from rich.table import Table as RichTable
 from rich.text import Text
 
 from vsrtune.core.text import printable
 from vsrtune.views import top_tables
 from vsrtune.views.host_view import ThreadView
+from vsrtune.views.layout import cells, elide, fit
 from vsrtune.views.tables import Table
 from vsrtune.views.top_frame import CpuRow, DropRow, Frame
 
 # From this width on the threads have the left half for themselves.
 WIDE = 150
-# From this width of a table on the caps of columns double, and column tid is shown.
-_ROOMY = 90
 
-_RIGHT = frozenset(("CPU", "%CPU", "%wait", "%busy", "%soft", "drops/s", "in all"))
 # First heads that name the table.
 _FIRST = {"Pending": "pending for", "Drift": "drift of"}
 # Nouns of the rows of tables that need not be there.
 _NOUNS = {"Pending": "changes", "Drift": "settings", "Notes": "notes"}
-# Columns that take the remaining room, and the widest that others may be on a narrow terminal.
-_GREEDY = frozenset(("on it", "because", "note"))
-_CAPS = {
-    "guest": 12, "thread": 18, "allowed": 7, "class": 14, "%budget": 9, "setting": 24,
-    "now": 10, "then": 14, "was set to": 10, "found": 10, "changed by": 12, "policy key": 14,
-}  # fmt: skip
+_GAP = 1
+_SPACE = " " * _GAP
 _BUSY = 0.9
 _WAITS = 0.1
 # Styles of cells by column, given the ThreadView, CpuRow or DropRow of the row.
@@ -155,43 +147,29 @@ def _head(frame: Frame, width: int) -> Text:
         printable(top_tables.headline(frame)), style="bold", no_wrap=True, overflow="ellipsis"
     )
     keys = "q: quit"
-    if cell_len(text.plain) + len(keys) + 2 <= width:
-        text.append(" " * (width - cell_len(text.plain) - len(keys)))
+    if cells(text.plain) + len(keys) + 2 <= width:
+        text.append(" " * (width - cells(text.plain) - len(keys)))
         text.append(keys, style="not bold dim")
     return text
 
 
 def _render(table_part: ScreenTable, height: int, width: int) -> RenderableType:
-    table, wide = table_part.table, width >= _ROOMY
+    table = table_part.table
     if not table.columns:
         return Text(table.title, style="reverse", no_wrap=True, overflow="ellipsis")
     shown = table_part.rows(height)
+    first = _FIRST.get(table.title, table.columns[0])
     rows = [table.rows[n] for n in shown]
-    heads = [h for h in table.columns if wide or h != "tid"]
-    places = [table.columns.index(h) for h in heads]
-    grid = RichTable(
-        box=None, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0), expand=True,
-        header_style="reverse", width=width,
-    )  # fmt: skip
-    greedy = next((h for h in heads if h in _GREEDY), heads[-1])
-    for head in heads:
-        title = _FIRST.get(table.title, head) if head == heads[0] else head
-        most = max(_CAPS.get(head, width) * (2 if wide else 1), cell_len(title))
-        grid.add_column(
-            Text(title), no_wrap=True, overflow="ellipsis",
-            justify="right" if head in _RIGHT else "left",
-            max_width=None if head == greedy else most, ratio=1 if head == greedy else None,
-        )  # fmt: skip
+    table = replace(table, columns=(first, *table.columns[1:]), rows=rows)
+    grid = fit(table, width, _GAP)
+    lines = [Text(_SPACE.join(grid.row(table.columns)).ljust(width), style="reverse")]
     for n, row in zip(shown, rows, strict=True):
-        styles = (table_part.style(n, head) for head in heads)
-        cells = zip((printable(row[p]) for p in places), styles, strict=True)
-        grid.add_row(*(Text(cell, style=style) for cell, style in cells))
-    if len(shown) == len(table.rows):
-        return grid
-    whole = Layout()
-    more = Text(table_part.left_out(shown), style="dim italic", no_wrap=True, overflow="ellipsis")
-    whole.split_column(Layout(grid), Layout(more, size=1))
-    return whole
+        styles = (table_part.style(n, table.columns[place]) for place in grid.places)
+        styled = zip(grid.row(row), styles, strict=True)
+        lines.append(Text(_SPACE).join(Text(cell, style=style) for cell, style in styled))
+    if len(shown) < len(table_part.table.rows):
+        lines.append(Text(elide(table_part.left_out(shown), width), style="dim italic"))
+    return Text("\n", no_wrap=True, overflow="crop").join(lines)
 
 
 def _cpu_order(frame: Frame) -> list[int]:

@@ -60,7 +60,7 @@ def worker_mapping(case: Case) -> Iterable[Finding]:
                 f"{guest.ref}: it is not certain which interface "
                 f"{', '.join(label(t) for t in unsure)} serve"
                 f"{'s' * (len(unsure) == 1)}; a mapping in cpus.vhost leaves them alone",
-                "run `vsrtune show --trace 5` while the guest sends on each interface",
+                "run `vsrtune show --trace 5s` while the guest sends on each interface",
                 f"tids {', '.join(str(t.key.tid) for t in unsure)}",
             )
 

@@ -127,7 +127,7 @@ def interrupts(case: Case) -> Iterable[Finding]:
                 + (where or "the first online CPU is taken for its interrupt CPU"),
                 ""
                 if where
-                else "send traffic and run `vsrtune show --trace 5`, which remembers "
+                else "send traffic and run `vsrtune show --trace 5s`, which remembers "
                 "where frames are received; or write cpus.irq",
                 f"/sys/class/net/{nic.name}/device/msi_irqs: none",
             )

@@ -132,6 +132,16 @@ class Policy:
         return next((found[key] for key in keys if key in found), None)
 
     @property
+    def asks(self) -> bool:
+        """Whether the policy asks for any setting."""
+        bare = Policy(
+            self.path, self.guest, self.user, self.uid, self.irq, self.irq_set,
+            drift=self.drift, accept_standstill=self.accept_standstill, lowered=self.lowered,
+            lines=self.lines,
+        )  # fmt: skip
+        return self.moves_irqs is not None or self != bare
+
+    @property
     def moves_irqs(self) -> CpuSet | None:
         """The CPUs to which vsrtune moves interrupts; None when they stay."""
         return self.irq if self.irq_set and isinstance(self.irq, CpuSet) else None

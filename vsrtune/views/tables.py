@@ -1,12 +1,14 @@
 """Snapshots, plans and results as tables of text, for any display.
 
-Pure: this module makes the texts, cli/render.py draws them.
+Pure: this module makes the texts, layout.py fits them to a width.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError
@@ -19,7 +21,8 @@ from vsrtune.model.module_counters import TapCounters
 from vsrtune.model.plan import Action, Drift, Plan, Refusal, Skipped
 from vsrtune.model.root_domains import books
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.model.targets import CgroupDir, CpusetFile, Partition, Target
+from vsrtune.model.targets import CgroupDir, CpusetFile, Partition, Pin, Target
+from vsrtune.policy.matching import Assignment, no_guest
 from vsrtune.views.host_view import ThreadView, Use, reported_use, thread_views
 
 NOTHING = "-"
@@ -29,19 +32,28 @@ NOTHING = "-"
 class Table:
     """One table: a title, the column heads and as many texts in every row.
 
-    ``tone`` is ``plain``, ``good``, ``warn`` or ``bad``, for displays with colours.
+    ``tone`` is ``plain``, ``good``, ``warn`` or ``bad``, for displays with colours. Where there is
+    not enough room for all, columns of ``spare`` go, and those of ``text`` are narrower than their
+    texts: with ``wraps`` these continue on the next line, otherwise they are cut. Columns of
+    ``right`` are flush right.
     """
 
     title: str
     columns: tuple[str, ...]
     rows: list[tuple[str, ...]] = field(default_factory=list)
     tone: str = "plain"
+    spare: Sequence[str] = ()
+    text: Sequence[str] = ()
+    right: Sequence[str] = ()
+    wraps: bool = True
 
     @classmethod
-    def of(cls, title: str, rows: Sequence[Mapping[str, str]], tone: str = "plain") -> Table:
+    def of(
+        cls, title: str, rows: Sequence[Mapping[str, str]], tone: str = "plain", **fitting: Any
+    ) -> Table:
         """The table of rows that give their texts by column head, all in the same order."""
         heads = tuple(rows[0]) if rows else ()
-        return cls(title, heads, [tuple(row.values()) for row in rows], tone)
+        return cls(title, heads, [tuple(row.values()) for row in rows], tone, **fitting)
 
 
 def filled(*tables: Table) -> list[Table]:
@@ -87,8 +99,8 @@ def snapshot_tables(
     ]
     return tables + filled(
         domain_table(snapshot),
-        Table.of("Problems", problems, "warn"),
-        Table.of("Processes named like a QEMU that are not believed", strangers),
+        Table.of("Problems", problems, "warn", text=("what",)),
+        Table.of("Processes named like a QEMU that are not believed", strangers, text=("why",)),
     )
 
 
@@ -97,10 +109,23 @@ def guest_tables(guest: Guest, threads: Iterable[ThreadView]) -> list[Table]:
     the interfaces that it serves."""
     served = [_frames(i, i.counters) for i in guest.interfaces if i.counters is not None]
     return [
-        Table.of(f"Guest {guest.ref} (pid {guest.pid})", [_thread(view) for view in threads]),
+        Table.of(
+            f"Guest {guest.ref} (pid {guest.pid})",
+            [_thread(view) for view in threads],
+            spare=("load", "cpuset", "cgroup", "CPU s", "name"),
+        ),
         *filled(
-            Table.of(f"Interfaces of {guest.ref}", [_interface(i) for i in guest.interfaces]),
-            Table.of(f"Frames of {guest.ref}, counted by the module", served),
+            Table.of(
+                f"Interfaces of {guest.ref}",
+                [_interface(i) for i in guest.interfaces],
+                spare=("queues", "vhost", "model"),
+            ),
+            Table.of(
+                f"Frames of {guest.ref}, counted by the module",
+                served,
+                spare=("own queue, most", "rings, most", "to siblings"),
+                text=("dropped",),
+            ),
         ),
     ]
 
@@ -111,7 +136,7 @@ def _thread(view: ThreadView) -> dict[str, str]:
         "tid": str(thread.key.tid),
         "thread": view.label,
         "mapped": thread.confidence.value if thread.confidence is not None else NOTHING,
-        "class": f"{thread.sched} (deadline pending)" if view.pending else str(thread.sched),
+        "class": f"{view.sched} (deadline pending)" if view.pending else view.sched,
         "CPUs": str(thread.affinity),
         "last": str(thread.last_cpu),
         "cpuset": cpu_list(thread.cpuset_effective),
@@ -185,8 +210,14 @@ def host_tables(host: Host) -> list[Table]:
                 "NICs and where their packets arrive",
                 ("NIC", "driver", "interrupt", "name", "CPUs allowed", "CPU used"),
                 [row for nic in host.nics for row in _nic_rows(nic)],
+                spare=("driver",),
             ),
-            Table.of("Neighbours that change the same settings", neighbours, "warn"),
+            Table.of(
+                "Neighbours that change the same settings",
+                neighbours,
+                "warn",
+                text=("what it does",),
+            ),
         ),
     ]
 
@@ -204,7 +235,7 @@ def budget_table(threads: Iterable[ThreadView]) -> Table:
             times = map(time_text, (sched.runtime_ns, sched.deadline_ns, sched.period_ns))
             rows.append((*where, *times, percent(bandwidth(sched)), _budget(view.use)))
     heads = ("guest", "thread", "CPUs", "runtime", "deadline", "period", "of a CPU", "used")
-    return Table("Budgets (class deadline)", heads, rows)
+    return Table("Budgets (class deadline)", heads, rows, text=("used",))
 
 
 def _budget(use: Use) -> str:
@@ -229,7 +260,11 @@ def domain_table(snapshot: Snapshot) -> Table:
         for d in domains
         if partitioned or any(d.booked for d in domains)
     ]
-    return Table.of("Root domains: deadline bandwidth in percent of one CPU", rows)
+    return Table.of(
+        "Root domains: deadline bandwidth in percent of one CPU",
+        rows,
+        spare=("for ordinary threads",),
+    )
 
 
 def throttling(host: Host) -> str:
@@ -249,28 +284,140 @@ def _nic_rows(nic: Nic) -> list[tuple[str, ...]]:
     return [(nic.name, nic.driver, NOTHING, how, cpu_list(nic.rps_cpus), cpu_list(nic.rx_cpus))]
 
 
-def plan_tables(plan: Plan) -> list[Table]:
-    """Everything ``vsrtune plan`` prints."""
-    changes = [change_row(action) for action in plan.actions]
-    skipped = [
-        {**skipped_row(s), "because": ("HELD: " if s.held else "") + s.reason} for s in plan.skipped
-    ]
-    tables = filled(
-        Table.of(_count(len(changes), "change"), changes, "good"),
+def plan_tables(
+    plan: Plan,
+    assignment: Assignment | None = None,
+    *,
+    verbose: bool = False,
+    switched: Collection[str] = (),
+) -> list[Table]:
+    """What ``vsrtune plan`` prints: a line for each guest that has a policy or changes, and what
+    needs an operator. ``verbose``: every change, every setting that is left as it is, and notes.
+    ``switched`` are guests whose attachment is to be switched."""
+    idle = [no_guest(policy) for policy in assignment.unmatched] if assignment is not None else []
+    notes = list(plan.notes) if verbose else idle
+    told = [s for s in plan.skipped if verbose or _asked_in_vain(s)]
+    skipped = [{**skipped_row(s), "because": ("HELD: " if s.held else "") + s.reason} for s in told]
+    details = change_tables(plan.actions) if verbose else []
+    return [_summary(plan, assignment, switched), *details] + filled(
         drift_table(plan.drift),
-        Table.of("Refused", [refusal_row(r) for r in plan.refusals], "bad"),
-        Table.of("Warnings", [{"warning": text} for text in plan.warnings], "warn"),
-        Table.of("Left as it is", skipped),
-        Table.of("Notes", [{"note": text} for text in plan.notes]),
+        Table.of("Refused", [refusal_row(r) for r in plan.refusals], "bad", text=_REFUSED),
+        Table.of("Warnings", [{"warning": w} for w in plan.warnings], "warn", text=("warning",)),
+        Table.of("Left as it is", skipped, text=("because",)),
+        Table.of("Notes", [{"note": text} for text in notes], text=("note",)),
     )
-    nothing = [] if changes or plan.refusals else [Table("Nothing to change", ())]
-    return nothing + tables
+
+
+# A policy without a setting.
+EMPTY = "its policy asks for nothing"
+
+_REFUSED = ("policy", "because", "instead")
+
+
+def _summary(plan: Plan, assignment: Assignment | None, switched: Collection[str]) -> Table:
+    """The changes of each guest in one line."""
+    count = len(plan.actions)
+    title = _count(count, "change") if count else "Nothing to change"
+    pairs = assignment.pairs if assignment is not None else []
+    changes: dict[str, list[Action]] = {guest.ref: [] for guest, _ in pairs}
+    for action in plan.actions:
+        changes.setdefault(action.target.guest, []).append(action)
+    empty = {guest.ref: EMPTY for guest, policy in pairs if not policy.asks}
+    left = {s.guest: "left alone, see below" for s in plan.skipped if _asked_in_vain(s)}
+    refused = {r.guest: "refused, see below" for r in plan.refusals}
+    nothing = {**empty, **dict.fromkeys(switched, "on another attachment"), **left, **refused}
+    rows = [
+        {
+            "guest": ref,
+            "changes": str(len(own)),
+            "what": _effects(own) if own else nothing.get(ref, "as its policy says"),
+        }
+        for ref, own in changes.items()
+    ]
+    tone = "good" if plan.actions else "plain"
+    return Table.of(title, rows, tone, text=("what",), right=("changes",), wraps=False)
+
+
+def _differs(skipped: Skipped) -> bool:
+    """Whether a setting that is left alone is not as the policy says."""
+    return skipped.held or skipped.pending or skipped.stepped
+
+
+def _asked_in_vain(skipped: Skipped) -> bool:
+    """Whether a policy asks for something else than a setting that is left alone."""
+    is_so = skipped.reason.startswith("already ") or skipped.subject == "all settings"
+    return _differs(skipped) or not is_so
+
+
+# First words of settings that are told together.
+_ROLES = ("vcpu", "vhost", "napi", "emulator", "ksoftirqd", "irq")
+
+
+def _effects(actions: Iterable[Action]) -> str:
+    """What changes bring about, by the role of the threads and devices: ``vcpu: CPUs 1-2, rr:10``.
+    CPUs are those of all threads of the role."""
+    cpus: dict[str, CpuSet] = {}
+    others: dict[str, dict[str, None]] = {}
+    for action in actions:
+        setting = _TID.sub("", split_target(action.target)[1])
+        first = setting.split()[0].partition("/")[0]
+        role = first if first in _ROLES else setting
+        value = action.after.cpus if isinstance(action.after, Pin) else action.after
+        others.setdefault(role, {})
+        if isinstance(value, CpuSet):
+            cpus[role] = cpus.get(role, CpuSet()) | value
+        elif not isinstance(value, (bool, str)):  # cgroups are means, not ends
+            others[role][_plain(value_text(value))] = None
+    told = [
+        f"{role}: " + ", ".join([*([value_text(cpus[role])] if role in cpus else ()), *texts])
+        for role, texts in others.items()
+        if role in cpus or texts
+    ]
+    return "; ".join(told) or _count(len(others), "setting")
+
+
+def change_tables(actions: Sequence[Action]) -> list[Table]:
+    """A table for each guest with its planned changes."""
+    by_guest: dict[str, list[dict[str, str]]] = {}
+    for action in actions:
+        row = short_row(change_row(action))
+        by_guest.setdefault(row.pop("guest"), []).append(row)
+    return [
+        Table.of(f"{guest}: {_count(len(rows), 'change')}", rows, "good", **SHORT)
+        for guest, rows in by_guest.items()
+    ]
+
+
+def short_row(row: Mapping[str, str]) -> dict[str, str]:
+    """A row of ``change_row`` for narrow displays: the tid has a column of its own."""
+    tid = _TID.search(row["setting"])
+    now, then = row["now"], row["then"]
+    if _plain(now) != _plain(then):
+        now, then = _plain(now), _plain(then)
+    return {
+        "guest": row["guest"],
+        "setting": _TID.sub("", row["setting"]),
+        "tid": tid[1] if tid is not None else NOTHING,
+        "now": now,
+        "then": then,
+        "because": row["because"],
+    }
+
+
+# How tables of short_row() fit.
+SHORT: Mapping[str, Any] = {"spare": ("tid",), "text": ("because",), "wraps": False}
+_TID = re.compile(r" \(tid (\d+)\)", re.ASCII)
+
+
+def _plain(value: str) -> str:
+    """A value without what is always so: what a realtime thread forks is not realtime."""
+    return value.removesuffix(" reset-on-fork")
 
 
 def step_table(skipped: Iterable[Skipped]) -> Table:
     """Guests that the daemon has stepped down."""
     rows = [{"guest": s.guest, "why": s.reason} for s in skipped if s.stepped]
-    return Table.of("Stepped down by the daemon", rows, "bad")
+    return Table.of("Stepped down by the daemon", rows, "bad", text=("why",))
 
 
 def starved_table(starved: Iterable[Starved]) -> Table:
@@ -284,7 +431,8 @@ def starved_table(starved: Iterable[Starved]) -> Table:
 
 def drift_table(drifts: Iterable[Drift]) -> Table:
     """Settings that somebody has changed, who it was, and the policy's rule."""
-    return Table.of("Changed since", [drift_row(d) for d in drifts], "warn")
+    rows = [drift_row(d) for d in drifts]
+    return Table.of("Changed since", rows, "warn", spare=("changed by", "policy key"))
 
 
 # What plans say in tables, in top and on the status page, whose data has the same fields.
@@ -364,10 +512,11 @@ def failure_line(action: Action, error: VsrtuneError) -> str:
 def drift_lines(actions: Iterable[Action], skipped: Iterable[Skipped]) -> list[str]:
     """One line for every setting that differs from the policies."""
     lines = [
-        f"{a.target}: is {value_text(a.before)}, should be {value_text(a.after)} ({a.reason})"
+        f"{': '.join(split_target(a.target))}: is {value_text(a.before)}, "
+        f"should be {value_text(a.after)} ({a.reason})"
         for a in actions
     ]
-    told = (s for s in skipped if s.held or s.pending or s.stepped)
+    told = filter(_differs, skipped)
     lines += [f"{s.guest}: {s.subject}: {s.reason}" for s in told]
     return lines
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from vsrtune.core.codec import encode
 from vsrtune.views.host_view import ThreadView
-from vsrtune.views.tables import NOTHING, Table, cpu_list, filled
+from vsrtune.views.tables import NOTHING, SHORT, Table, cpu_list, filled, short_row
 from vsrtune.views.top_frame import CpuRow, DropRow, Frame, Resident
 
 # Fields of `top --json`, in the order of change_row() and drift_row().
@@ -35,30 +35,33 @@ def tables(frame: Frame) -> list[Table]:
 
 def cpu_table(frame: Frame) -> Table:
     """The threads and interrupts on each CPU."""
-    return Table.of("CPUs", [_cpu(row) for row in frame.cpus])
+    rows = [_cpu(row) for row in frame.cpus]
+    return Table.of("CPUs", rows, text=("on it",), right=("CPU", "%busy", "%soft"), wraps=False)
 
 
 def thread_table(frame: Frame) -> Table:
     """Where each thread runs, and how much CPU time it gets."""
     if not frame.guests:
         return Table("Threads: no guest to show", ())
-    return Table.of("Threads", [_thread(view) for view in frame.threads])
+    rows = [_thread(view) for view in frame.threads]
+    return Table.of("Threads", rows, spare=("tid",), right=("CPU", "%CPU", "%wait"))
 
 
 def drop_table(frame: Frame) -> Table:
     """Where frames are dropped."""
     if not frame.drops:
         return Table("Dropped frames: none, at any place that can be read", ())
-    return Table.of("Dropped frames", [_drop(row) for row in frame.drops])
+    rows = [_drop(row) for row in frame.drops]
+    return Table.of("Dropped frames", rows, right=("drops/s", "in all"))
 
 
 def setting_tables(frame: Frame) -> list[Table]:
     """Changes that the policies ask for and that are not made yet, settings that somebody has
     changed, and notes on failures to read; without those that are empty."""
     return filled(
-        Table.of("Pending", frame.pending, "warn"),
-        Table.of("Drift", frame.drift, "warn"),
-        Table.of("Notes", [{"note": note} for note in frame.notes], "warn"),
+        Table.of("Pending", [short_row(row) for row in frame.pending], "warn", **SHORT),
+        Table.of("Drift", frame.drift, "warn", spare=("changed by", "policy key")),
+        Table.of("Notes", [{"note": note} for note in frame.notes], "warn", text=("note",)),
     )
 
 

@@ -117,7 +117,7 @@ def main() -> int:
     POLICY.write_text(POLICY_SOURCE.read_text())
     say(POLICY.read_text())
     title("vsrtune plan: what would be changed, and what not")
-    say(run("vsrtune", "plan"))
+    say(run("vsrtune", "plan", "-v"))
 
     title("systemctl start vsrtune")
     start()

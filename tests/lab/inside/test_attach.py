@@ -335,7 +335,7 @@ def test_a_policy_switches_and_a_stop_switches_back(guest: LabGuest) -> None:
     before = picture(guest)
     labhelp.POLICIES.mkdir(parents=True, exist_ok=True)
     (labhelp.POLICIES / "attach.yaml").write_text('guest: "*"\nattachment: napi-macvlan\n')
-    assert "unplug" in labhelp.vsrtune("plan").stdout
+    assert "unplug" in labhelp.vsrtune("plan", "-v").stdout
     assert labhelp.vsrtune("verify", check=False).returncode == 3
     labhelp.start()
     labhelp.wait_for(lambda: kinds() == {"napi_macvtap"}, "the policy is followed", 60)

@@ -72,7 +72,7 @@ def test_reported_is_left_and_adopted_is_right_until_a_reload(
     labhelp.wait_for(lambda: metrics("vsrtune_drift", "report"), "it is reported")
     assert hoststate.sched(tid).startswith("policy=0 ")
     assert labhelp.status_text().endswith(" 1 drift")
-    shown = labhelp.vsrtune("show", guest.name).stdout
+    shown = labhelp.vsrtune("show", "--guest", guest.name).stdout
     assert "Changed since" in shown
     assert "report" in shown
     assert labhelp.vsrtune("verify", check=False).returncode == 3

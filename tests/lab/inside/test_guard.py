@@ -215,7 +215,7 @@ def check_told(guest: LabGuest) -> None:
     # On a slow host it may have come further down by now, to "all settings".
     assert verified.stdout.startswith(f"{guest.name}: ")
     assert ": stepped down to " in verified.stdout
-    assert "Stepped down" in labhelp.vsrtune("show", guest.name).stdout
+    assert "Stepped down" in labhelp.vsrtune("show", "--guest", guest.name).stdout
     assert "stepped down to" in labhelp.vsrtune("plan", "--json").stdout
 
 

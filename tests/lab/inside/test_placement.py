@@ -36,7 +36,7 @@ def write(template: str, cpus: dict[LabGuest, int]) -> None:
 
 def threads(guest: LabGuest) -> list[dict[str, Any]]:
     """The guest's data plane threads as `vsrtune show --json` has them."""
-    found = labhelp.show(guest.ref)["guests"][0]["threads"]
+    found = labhelp.show("--guest", guest.ref)["guests"][0]["threads"]
     return [t for t in found if t["role"] in ("vcpu", "vhost")]
 
 
@@ -81,7 +81,7 @@ def test_busy_threads_part_and_then_stay(
         assert stays_for(5)
         assert metric("vsrtune_writes_total") == writes, "the same load writes nothing"
         assert traffic.poll() is None, "the traffic has ended"
-        shown = labhelp.vsrtune("plan").stdout
+        shown = labhelp.vsrtune("plan", "-v").stdout
     finally:
         traffic.terminate()
         traffic.wait()

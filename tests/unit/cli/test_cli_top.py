@@ -85,7 +85,6 @@ def test_frames_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     ("more", "code", "said"),
     [
         (("--guest", "nobody"), 1, "vsrtune: error: nobody: no such guest is running\n"),
-        (("--svg", "x.svg"), 2, "write --once for one frame as text"),
         (("--count", "0"), 2, "--count"),
         (("--interval", "0"), 2, "--interval"),
     ],

@@ -9,9 +9,9 @@ import pytest
 
 from vsrtune.cli import main, options
 from vsrtune.cli.main import complain
-from vsrtune.cli.render import plain
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.text import printable, printable_lines
+from vsrtune.views import layout
 from vsrtune.views.tables import Table
 
 NAME = "vr\x1b]0;owned\x07\u202e\udcff"
@@ -26,8 +26,8 @@ def test_what_would_not_be_shown_as_it_is_is_written_out() -> None:
 
 
 def test_tables() -> None:
-    text = plain(Table("guests of " + NAME, ("guest",), ((NAME,),)))
-    assert text == f"guests of {SHOWN}\n  guest\n  {SHOWN}\n"
+    text = "\n".join(layout.lines(Table("guests of " + NAME, ("guest",), ((NAME,),))))
+    assert text == f"guests of {SHOWN}\n  guest\n  {SHOWN}"
 
 
 def test_errors(capsys: pytest.CaptureFixture[str]) -> None:

@@ -133,7 +133,7 @@ def test_every_command_of_the_documents_is_one(tmp_path: Path) -> None:
         ("    vsrtune verify && vsrtune shw", "there is no command shw"),
         ("`vsrtune plan --jsn`", "No such option"),
         ("    vsrtune plan   # as it is", ""),
-        ("    vsrtune show vr1 | less", ""),
+        ("    vsrtune show --guest vr1 | less", ""),
         ("run `vsrtune attach`", ""),
     ],
 )

@@ -14,11 +14,12 @@ from vsrtune.model.guest import Sched, SchedClass, ThreadKey
 from vsrtune.model.plan import Action, Drift, DriftRule, Plan, Refusal, Skipped
 from vsrtune.model.snapshot import Stranger
 from vsrtune.model.targets import HOST_REF, IrqAffinity, Pin, QueueCpus, TxQueueLen, VcpuPin
+from vsrtune.views import layout
 from vsrtune.views import tables as report
 
 
 def text(tables: list[report.Table]) -> str:
-    return "\n".join(render.plain(t) for t in tables)
+    return "\n".join("\n".join(layout.lines(t)) + "\n" for t in tables)
 
 
 def test_a_host_as_show_tells_it() -> None:
@@ -56,7 +57,7 @@ def test_a_plan_as_it_is_printed() -> None:
             ),
         ),
         skipped=(
-            Skipped("vr1", "vcpu 0", "is so already"),
+            Skipped("vr1", "vcpu 0", "already as asked"),
             Skipped("vr1", "emulator", "set by hand", held=True),
         ),
         refusals=(Refusal("vr2", "p.yaml", "there is no CPU 9", "choose from 0-3"),),
@@ -64,13 +65,15 @@ def test_a_plan_as_it_is_printed() -> None:
         notes=("a note",),
         drift=(Drift(queue, "queue.macvtap", DriftRule.REPORT, "300", "77", "", "reported"),),
     )
-    golden.matches(GOLDEN / "plan.txt", text(report.plan_tables(plan)))
+    shown = text(report.plan_tables(plan)), text(report.plan_tables(plan, verbose=True))
+    golden.matches(GOLDEN / "plan.txt", "\nWith -v:\n\n".join(shown))
 
 
 def test_doing_nothing_is_said_with_its_reason() -> None:
-    shown = text(report.plan_tables(Plan(skipped=(Skipped("vr1", "vcpu 0", "is so already"),))))
+    plan = Plan(skipped=(Skipped("vr1", "vcpu 0", "already as asked"),))
+    shown = text(report.plan_tables(plan, verbose=True))
     assert shown.startswith("Nothing to change")
-    assert "is so already" in shown
+    assert "already as asked" in shown
 
 
 def test_drift_names_changes_and_what_is_held() -> None:
@@ -91,7 +94,7 @@ def test_status_line_counts_in_words() -> None:
 
 def test_plain_text_keeps_rows_whole_and_names_literal() -> None:
     table = report.Table("T", ("a", "b"), [("vr [bold]1[/].ü", "x" * 300), ("s", "y")])
-    lines = render.plain(table).splitlines()
+    lines = layout.lines(table)
     assert len(lines) == 4
     assert "vr [bold]1[/].ü" in lines[2]
     assert lines[2].endswith("x" * 300)

@@ -12,7 +12,7 @@ from top_samples import GOLDEN, busy, sample, with_nic
 
 import top_picture  # isort: skip  (behind top_samples, which tells where it is)
 
-from vsrtune.cli import render
+
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import Role, Sched, SchedClass, ThreadKey
 from vsrtune.model.host import Irq, SoftirqThread
@@ -20,7 +20,7 @@ from vsrtune.model.load import CpuTimes, DropPlace
 from vsrtune.model.plan import Action, Plan, Refusal, Skipped
 from vsrtune.model.snapshot import Problem
 from vsrtune.model.targets import TxQueueLen
-from vsrtune.views import top_tables
+from vsrtune.views import layout, top_tables
 from vsrtune.views.host_view import ThreadView, Use
 from vsrtune.views.top_frame import Frame, Resident, make_frame
 
@@ -38,7 +38,7 @@ def on(frame: Frame, cpu: int) -> tuple[Resident, ...]:
 
 
 def text(frame: Frame) -> str:
-    return "\n".join(render.plain(t) for t in top_tables.tables(frame))
+    return "\n".join("\n".join(layout.lines(t)) + "\n" for t in top_tables.tables(frame))
 
 
 def test_the_recorded_host_as_text() -> None:

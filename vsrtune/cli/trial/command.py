@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vsrtune.cli.options import (
-    Seconds,
+    Duration,
     StatePlaces,
     json_option,
     observe,
@@ -22,8 +22,8 @@ from vsrtune.cli.options import (
     policies_option,
     readable_policies,
     running_guest,
-    say,
 )
+from vsrtune.cli.render import say
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.views import tables
@@ -44,7 +44,7 @@ _LEAST_SECONDS, _MOST_SECONDS = 24.0, 600.0
     click.option(
         "--for",
         "seconds",
-        type=Seconds(_LEAST_SECONDS, _MOST_SECONDS),
+        type=Duration(_LEAST_SECONDS, _MOST_SECONDS),
         default="60s",
         show_default=True,
         metavar="TIME",
