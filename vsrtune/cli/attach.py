@@ -13,6 +13,8 @@ from vsrtune.cli.options import (
     ATTACH_LEDGER,
     StatePlaces,
     check_written,
+    dry_run_option,
+    guest_names,
     options,
     places_options,
 )
@@ -28,7 +30,7 @@ PATIENCE = 15.0
 
 
 @click.command()
-@click.argument("guests", nargs=-1)
+@click.argument("guests", nargs=-1, shell_complete=guest_names)
 @options(
     click.option(
         "--to",
@@ -46,7 +48,7 @@ PATIENCE = 15.0
     click.option(
         "--all-of-lower", is_flag=True, help="Also every other guest on the same lower devices."
     ),
-    click.option("--dry-run", is_flag=True, help="Show the steps and do nothing."),
+    dry_run_option,
     click.option(
         "--recover", is_flag=True, help="Take back a switch that was interrupted, and no more."
     ),
@@ -169,7 +171,7 @@ class _Reporter:
 
 def _after(switch: Switch, journal: Path) -> None:
     from vsrtune.doctor.facts.module import BOOT_UNIT, boot_unit_enabled
-    from vsrtune.execute.jsonl_log import in_use
+    from vsrtune.execute.jsonl_log import holder
     from vsrtune.model.guest import Attachment
 
     forth = switch.to is Attachment.NAPI_MACVLAN
@@ -177,7 +179,7 @@ def _after(switch: Switch, journal: Path) -> None:
         say(f"For these guests to start after a reboot: systemctl enable {BOOT_UNIT}")
     if not any(m.live[0] for m in switch.moves):
         return
-    if in_use(journal):
+    if holder(journal):
         click.echo("The daemon tunes the new workers.")
     else:
         click.echo(

@@ -3,29 +3,37 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from vsrtune.cli.options import attach_ledger_option, json_option, options, root_option, uri_option
+from vsrtune.cli.options import (
+    attach_ledger_option,
+    json_option,
+    options,
+    root_option,
+    uri_option,
+    wide_option,
+)
 from vsrtune.doctor import guest_checks, host_checks, module_checks
 from vsrtune.doctor.model import checks_in, name_of, run, trap_of
 
 if TYPE_CHECKING:
     from vsrtune.doctor.model import Case, Finding
     from vsrtune.doctor.module_checks import ModuleFacts
+    from vsrtune.views.tables import Table
 
 
 @click.command()
-@options(json_option, root_option, uri_option, attach_ledger_option)
-def doctor(as_json: bool, root: Path | None, uri: str, attach_ledger: Path) -> int:
+@options(json_option, wide_option, root_option, uri_option, attach_ledger_option)
+def doctor(as_json: bool, wide: bool, root: Path | None, uri: str, attach_ledger: Path) -> int:
     """Check whether this host is fit, and say what to do where it is not.
 
     Looks for every trap that is known: kernel settings, interrupts, other tuning
     software, queues, devices, priorities, cpuset partitions, the kernel module. Names the
-    value that tells and where it was read. Changes nothing.
+    value that tells and where it was read, and ends with one sentence. Changes nothing.
 
     \b
     Exit codes: 0 fine, 1 at least one error, 3 at least one warning, 4 the host could not
@@ -40,7 +48,11 @@ def doctor(as_json: bool, root: Path | None, uri: str, attach_ledger: Path) -> i
         told = {"worst": str(worst(findings)), "findings": encode(findings)}
         click.echo(json.dumps(told, indent=2, ensure_ascii=False))
     else:
-        _print(findings)
+        from vsrtune.cli import render
+
+        render.show([_table(findings)], wide=wide)
+        click.echo("")
+        render.say(summary(findings))
     return exit_code(findings)
 
 
@@ -66,22 +78,27 @@ def _module(ledger: Path) -> ModuleFacts:
     return read(devices, any(e.kind == STEP for e in read_pending(ledger)))
 
 
-def _print(findings: tuple[Finding, ...]) -> None:
-    from vsrtune.cli import render
-    from vsrtune.doctor.model import Severity
+def _table(findings: tuple[Finding, ...]) -> Table:
     from vsrtune.views.tables import Table
 
-    counts = {level: sum(f.level is level for f in findings) for level in Severity}
-    told = [
-        f"{counts[level]} {level}{'s' * (counts[level] != 1)}"
-        for level in (Severity.ERROR, Severity.WARNING)
-        if counts[level]
-    ]
     rows: list[tuple[str, ...]] = [
         (str(f.level), f.check, f.what, f.hint or "-", f.evidence or "-") for f in findings
     ]
-    title = ", ".join(told) if told else "No problem found."
-    render.show([Table(title, ("", "check", "found", "what to do", "seen in"), rows)])
+    heads = ("", "check", "found", "what to do", "seen in")
+    return Table("Checks", heads, rows, spare=("seen in",), text=("found", "what to do"))
+
+
+def summary(findings: Sequence[Finding]) -> str:
+    """What the findings come to, in one sentence."""
+    from vsrtune.doctor.model import Severity
+
+    bad = [f for f in findings if f.level in (Severity.ERROR, Severity.WARNING)]
+    if not bad:
+        return "No problem was found: nothing stands in a router's way on this host."
+    counts = [(level, sum(f.level is level for f in bad)) for level in (*Severity,)[::-1]]
+    told = " and ".join(f"{n} {level}{'s' * (n != 1)}" for level, n in counts if n)
+    first = next((f.hint for f in bad if f.hint), "")
+    return f"This host has {told}" + (f"; begin with: {first}" if first else ".")
 
 
 OF_HOST = checks_in(host_checks) + checks_in(guest_checks)

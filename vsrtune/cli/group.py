@@ -15,6 +15,8 @@ from vsrtune.cli.options import (
     Commands,
     StatePlaces,
     check_written,
+    dry_run_option,
+    group_names,
     json_option,
     places_options,
 )
@@ -38,8 +40,10 @@ def _named(_context: click.Context, _argument: click.Parameter, word: str | None
     return name_of(word) if word is not None else None
 
 
-_file_argument = click.argument("word", metavar="GROUP")
-_name_argument = click.argument("name", metavar="GROUP", callback=_named)
+_file_argument = click.argument("word", metavar="GROUP", shell_complete=group_names)
+_name_argument = click.argument(
+    "name", metavar="GROUP", callback=_named, shell_complete=group_names
+)
 _groups_option = click.option(
     "--groups",
     type=click.Path(path_type=Path, file_okay=False),
@@ -48,7 +52,6 @@ _groups_option = click.option(
     envvar="VSRTUNE_GROUPS",
     help="Directory with group files (*.yaml).",
 )
-_dry_run_option = click.option("--dry-run", is_flag=True, help="Show the steps and do nothing.")
 
 
 @click.group(cls=Commands)
@@ -71,7 +74,7 @@ def group() -> None:
 def check(files: tuple[Path, ...]) -> int:
     """Check group FILES and name every error with its file and line.
 
-    Looks at the files alone, not at the host; `vsrtune group plan` does both.
+    Looks at the files alone, not at the host; `vsrtune group create --dry-run` does both.
 
     \b
     Exit codes: 0 all files are good, 2 at least one is not.
@@ -93,21 +96,9 @@ def check(files: tuple[Path, ...]) -> int:
 @group.command()
 @_file_argument
 @_groups_option
+@dry_run_option
 @places_options
-def plan(word: str, groups: Path, places: StatePlaces) -> int:
-    """Show the steps that `create` would take.
-
-    \b
-    Exit codes: 0 shown, 1 refused, 2 the file is not good.
-    """
-    return _create(word, groups, places, dry_run=True)
-
-
-@group.command()
-@_file_argument
-@_groups_option
-@places_options
-def create(word: str, groups: Path, places: StatePlaces) -> int:
+def create(word: str, groups: Path, dry_run: bool, places: StatePlaces) -> int:
     """Make the running guests of GROUP one router.
 
     Of kind pvr: all get the same two devices, one on each side. Their interfaces are
@@ -120,11 +111,16 @@ def create(word: str, groups: Path, places: StatePlaces) -> int:
     \b
     Exit codes: 0 done, 1 refused or failed, 2 the file is not good.
     """
-    return _create(word, groups, places, dry_run=False)
+    from vsrtune.group import planner
+
+    wanted = load_group(word, groups)
+    return _carry_out(lambda host: planner.create(wanted, host), places, dry_run, wanted.template)
 
 
 @group.command()
-@click.argument("name", metavar="GROUP", required=False, callback=_named)
+@click.argument(
+    "name", metavar="GROUP", required=False, callback=_named, shell_complete=group_names
+)
 @json_option
 @places_options
 def status(name: str | None, as_json: bool, places: StatePlaces) -> int:
@@ -196,7 +192,7 @@ def rules(
 @group.command()
 @_name_argument
 @click.argument("count", metavar="N", type=click.IntRange(1, 256))
-@_dry_run_option
+@dry_run_option
 @places_options
 def scale(name: str, count: int, dry_run: bool, places: StatePlaces) -> int:
     """Keep the first N members of GROUP plugged in, and take the others off.
@@ -216,7 +212,7 @@ def scale(name: str, count: int, dry_run: bool, places: StatePlaces) -> int:
 @group.command()
 @_name_argument
 @click.argument("member", metavar="MEMBER")
-@_dry_run_option
+@dry_run_option
 @places_options
 def drain(name: str, member: str, dry_run: bool, places: StatePlaces) -> int:
     """Take MEMBER's interfaces off; the others of GROUP get its flows.
@@ -239,7 +235,7 @@ def drain(name: str, member: str, dry_run: bool, places: StatePlaces) -> int:
     is_flag=True,
     help="Leave members that `create` made as guests of their own, with MACs of their own.",
 )
-@_dry_run_option
+@dry_run_option
 @places_options
 def delete(name: str, keep_clones: bool, dry_run: bool, places: StatePlaces) -> int:
     """Give every guest of GROUP what it had before, and remove the devices.
@@ -255,13 +251,6 @@ def delete(name: str, keep_clones: bool, dry_run: bool, places: StatePlaces) -> 
     return _carry_out(
         lambda host: planner.delete(name, host, keep_clones=keep_clones), places, dry_run
     )
-
-
-def _create(word: str, groups: Path, places: StatePlaces, *, dry_run: bool) -> int:
-    from vsrtune.group import planner
-
-    wanted = load_group(word, groups)
-    return _carry_out(lambda host: planner.create(wanted, host), places, dry_run, wanted.template)
 
 
 def _carry_out(

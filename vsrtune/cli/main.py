@@ -23,6 +23,7 @@ from vsrtune.core.text import printable
 # name: (module, attribute, short help). The help stands here so that `vsrtune --help`
 # need not import the modules.
 COMMANDS = {
+    "status": ("cli.show", "status", "Show the daemon, guests, what is wrong, the last change."),
     "show": ("cli.show", "show", "Show guests, threads, interfaces, CPUs and interrupts."),
     "top": ("cli.top", "top", "Watch CPUs, threads, drops, budgets and drift, live."),
     "plan": ("cli.plan", "plan", "Show what the policies would change, and why."),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -171,15 +170,7 @@ def _only(snapshot: Snapshot, made: Plan, names: Collection[str]) -> tuple[Snaps
     shown = chosen(snapshot, names)
     if not names:
         return shown, made
-    refs = {guest.ref for guest in shown.guests}
-    return shown, replace(
-        made,
-        actions=tuple(a for a in made.actions if a.target.guest in refs),
-        skipped=tuple(s for s in made.skipped if s.guest in refs),
-        refusals=tuple(r for r in made.refusals if r.guest in refs),
-        drift=tuple(d for d in made.drift if d.target.guest in refs),
-        notes=tuple(n for n in made.notes if n.partition(": ")[0] in refs),
-    )
+    return shown, made.about({guest.ref for guest in shown.guests})
 
 
 def _planned(

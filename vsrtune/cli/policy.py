@@ -10,6 +10,7 @@ import click
 from vsrtune.cli.options import (
     Commands,
     check_dirs,
+    guest_names,
     journal_option,
     journalled,
     no_policies,
@@ -62,7 +63,9 @@ def check(files: tuple[Path, ...], policy_dirs: tuple[Path, ...]) -> int:
     bad = {error.where.rpartition(":")[0] for error in errors} | {e.where for e in errors}
     for path in paths:
         if str(path) not in bad:
-            say(f"{path}: good")
+            asks = config_files.read_policy(path).asks
+            more = "" if asks else ", but it asks for nothing: `vsrtune policy init` writes a start"
+            say(f"{path}: good{more}")
     return ExitCode.WRONG if errors else ExitCode.DONE
 
 
@@ -77,7 +80,7 @@ def schema() -> None:
 
 
 @policy.command()
-@click.argument("guest")
+@click.argument("guest", shell_complete=guest_names)
 @click.option(
     "-o",
     "--output",

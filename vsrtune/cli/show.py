@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import time
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,20 +15,28 @@ import click
 from vsrtune.cli.options import (
     chosen,
     journal_option,
+    journalled,
     look_options,
     observe,
     options,
     readable_policies,
     trace_option,
+    unread,
     uri_option,
 )
 from vsrtune.cli.render import say
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.exit_codes import ExitCode
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.model.guest import SchedClass, ThreadKey
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
 
 if TYPE_CHECKING:
+    from vsrtune.model.daemon_state import DaemonState
+    from vsrtune.model.journal_records import Entry
+    from vsrtune.model.stepdown import Steps
+    from vsrtune.policy.model import Policy
     from vsrtune.views.tables import Table
 
 
@@ -80,6 +91,102 @@ def show(
         ],
         wide=wide,
     )
+
+
+@click.command()
+@look_options
+@options(journal_option, uri_option)
+def status(
+    guests: tuple[str, ...],
+    policy_dirs: tuple[Path, ...],
+    as_json: bool,
+    wide: bool,
+    root: Path | None,
+    journal: Path,
+    uri: str,
+) -> int:
+    """Show on one screen the daemon, the guests, what is wrong, and the last change.
+
+    Looks at the host as it is now, whether or not the daemon runs. Guests that need
+    somebody come first; `vsrtune verify` names every setting that differs. --json has the
+    fields of the daemon's /status.json.
+
+    \b
+    Exit codes: 0 nothing is wrong, 1 no such guest, 2 a policy is wrong, 3 something is not as
+    the policies say, 4 not all guests could be looked at.
+    """
+    from vsrtune.cli import render
+    from vsrtune.daemon.guard.starved_status import read_starved
+    from vsrtune.observe.config_files import load_dirs
+    from vsrtune.views import page_data
+
+    failure: VsrtuneError | None = None
+    policies: tuple[Policy, ...] = ()
+    try:
+        policies = load_dirs(policy_dirs)
+    except VsrtuneError as error:
+        failure = error
+    entries, steps = journalled(journal, root)
+    host = observe(root, uri, 0, policies, entries)
+    state = current_state(host, chosen(host, guests), policies, entries, steps)
+    state = replace(state, failure="" if failure is None else str(failure))
+    if root is None:
+        state = replace(state, starved=read_starved())
+    page = page_data.status_page(state)
+    if as_json:
+        click.echo(json.dumps(page, indent=2, ensure_ascii=False, default=str))
+    else:
+        daemon, change = ("a recorded host", "") if root is not None else _journal_says(journal)
+        render.show(page_data.screen(page, daemon, change), wide=wide)
+    if failure is not None:
+        return failure.exit_code
+    if unread(host, policies):
+        return ExitCode.UNREAD
+    return ExitCode.DIFFERS if page_data.wrong(page) else ExitCode.DONE
+
+
+def current_state(
+    host: Snapshot,
+    shown: Snapshot,
+    policies: Sequence[Policy],
+    entries: Sequence[Entry],
+    steps: Steps,
+) -> DaemonState:
+    """The state that a daemon would have after a pass over ``host`` in which it changes nothing, of
+    the guests that are ``shown``."""
+    from vsrtune.daemon.pass_result import guest_states
+    from vsrtune.model.daemon_state import DaemonState, PlanState, Unmade
+    from vsrtune.model.snapshot import SnapshotSlice
+    from vsrtune.plan.full_plan import full_plan
+
+    made = full_plan(host, policies, entries, steps=steps)
+    refs = frozenset(guest.ref for guest in shown.guests)
+    if len(refs) < len(host.guests):
+        made = made.about(refs)
+    differs = Counter(action.target.guest for action in made.actions)
+    observed = SnapshotSlice(shown)
+    return DaemonState(
+        shown,
+        guest_states(observed, made, policies, differs, {}, steps),
+        policies=len(policies),
+        drifts=made.drift,
+        plan=PlanState.after(made, tuple(Unmade(action, "") for action in made.actions)),
+    )
+
+
+def _journal_says(journal: Path) -> tuple[str, str]:
+    """Who keeps the host tuned, and the last change."""
+    from vsrtune.execute.journal import last_change
+    from vsrtune.execute.jsonl_log import holder
+    from vsrtune.host.filesystem import boot_id
+
+    process = holder(journal)
+    daemon = f"{process} runs" if process else "does not run: systemctl start vsrtune"
+    found = last_change(journal, boot_id())
+    if found is None:
+        return daemon, ""
+    at, what = found
+    return daemon, f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))}: {what}"
 
 
 def _moves(snapshot: Snapshot) -> Table:

@@ -291,8 +291,9 @@ def untuned(case: Case) -> Iterable[Finding]:
         if loose:
             kinds = {t.worker for t in loose} - {None}
             also = " (kernel threads, outside the guest)" if kinds == {WorkerKind.KTHREAD} else ""
-            yield info(
-                f"{guest.ref}: {len(loose)} of its threads may run on interrupt CPU {irq}{also}",
+            yield warning(
+                f"{guest.ref}: untuned, {len(loose)} of its threads may run on interrupt CPU "
+                f"{irq}{also}",
                 f"vsrtune policy init {shlex.quote(guest.ref)}",
                 f"Cpus_allowed_list of {', '.join(str(t.key.tid) for t in loose)}",
             )

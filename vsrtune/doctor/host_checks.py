@@ -30,7 +30,8 @@ def observation(case: Case) -> Iterable[Finding]:
         libvirt = problem.reader == "libvirt"
         # A host that runs plain QEMU alone needs no libvirt.
         tell = info if libvirt and sources == {"qemu"} else warning
-        hint = "start libvirtd or virtqemud, or see --connect" if libvirt else "run as root"
+        # The problem's own text says what to do about a libvirt that does not answer.
+        hint = "see --connect" if libvirt else "run as root"
         yield tell(problem.what, hint, f"reader {problem.reader}")
     for guest in case.snapshot.guests:
         for text in guest.problems:

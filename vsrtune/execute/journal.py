@@ -26,6 +26,7 @@ from vsrtune.execute.jsonl_log import (
     LogNames,
     corrupt,
     is_empty,
+    last_record,
     line,
     read_header,
     read_log,
@@ -46,7 +47,7 @@ from vsrtune.model.journal_records import (
 )
 from vsrtune.model.plan import Action
 from vsrtune.model.stepdown import Step
-from vsrtune.model.targets import Target, ThreadCgroup, Value
+from vsrtune.model.targets import Target, ThreadCgroup, Value, decode_target
 
 DEFAULT_PATH = Path("/var/lib/vsrtune/journal.jsonl")
 _VERSION = str(VERSION)
@@ -269,6 +270,18 @@ def read_fold(path: Path, boot_id: str) -> Fold:
     """
     fold, same_boot = read(path, read_log(path), boot_id)
     return fold if same_boot else Fold()
+
+
+def last_change(path: Path, boot_id: str) -> tuple[float, str] | None:
+    """When vsrtune last changed a setting on this boot (seconds since the epoch), and what it did;
+    None when it has changed none. Raises JournalError as ``read_fold``."""
+    data = read_log(path)
+    words = {"done": "set", "entry": "set", "revert": "taken back", "drop": "released"}
+    found = last_record(data, words) if read(path, data, boot_id)[1] else {}
+    if not found:
+        return None
+    why = f" ({found['why']})" if found.get("why") else ""
+    return path.stat().st_mtime, f"{decode_target(found['target'])} {words[found['r']]}{why}"
 
 
 def read_entries(path: Path, boot_id: str) -> tuple[Entry, ...]:

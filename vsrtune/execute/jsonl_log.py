@@ -22,7 +22,7 @@ import json
 import os
 import shlex
 import time
-from collections.abc import Mapping, Sized
+from collections.abc import Collection, Mapping, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -295,19 +295,28 @@ def corrupt(path: Path, number: int, what: str) -> JournalError:
     )
 
 
-def in_use(path: Path) -> bool:
-    """Whether another process, the daemon as a rule, holds the log now."""
+def holder(path: Path) -> str:
+    """The other process, the daemon as a rule, that holds the log now; "" when none does."""
     try:
         fd = os.open(_lock_file(path), os.O_RDWR | os.O_CLOEXEC)
     except OSError:
-        return False
+        return ""
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        return True
+        return _holder(fd)
     finally:
         os.close(fd)
-    return False
+    return ""
+
+
+def last_record(data: bytes, kinds: Collection[str]) -> dict[str, Any]:
+    """The last whole record of one of these kinds; {} when there is none."""
+    for text in reversed(data.split(b"\n")[:-1]):
+        found = json_value(text)
+        if isinstance(found, dict) and found.get("r") in kinds:
+            return found
+    return {}
 
 
 def _take_lock(path: Path, names: LogNames, wait: float) -> int:

@@ -73,8 +73,7 @@ class LibvirtSource:
         return self._ask(read)
 
     def _ask(self, read: Callable[[Any, Any], T]) -> T:
-        import libvirt  # imported late: a recorded host needs none
-
+        libvirt = library()
         for last in (False, True):
             fresh = not self._kept.opened
             try:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Any, cast
@@ -130,6 +130,17 @@ class Plan:
     accepted: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
     disowned: tuple[Target, ...] = field(default=(), compare=False, repr=False)
 
+    def about(self, guests: Collection[str]) -> Plan:
+        """The part of the plan that is about these guests, to be shown."""
+        return replace(
+            self,
+            actions=tuple(a for a in self.actions if a.target.guest in guests),
+            skipped=tuple(s for s in self.skipped if s.guest in guests),
+            refusals=tuple(r for r in self.refusals if r.guest in guests),
+            drift=tuple(d for d in self.drift if d.target.guest in guests),
+            notes=tuple(n for n in self.notes if n.partition(": ")[0] in guests),
+        )
+
 
 PLAN_VERSION = 1
 
@@ -150,8 +161,8 @@ def plan_text(plan: Plan, boot_id: str) -> str:
 def read_plan(text: str, boot_id: str, where: str = "plan") -> Plan:
     """Read a stored plan.
 
-    Raises VsrtuneError for text that is no plan, StaleError for a plan of another boot: its thread
-    ids mean other threads now.
+    Raises VsrtuneError for text that is no plan, StaleError for a plan of another boot or host: its
+    thread ids mean other threads.
     """
     try:
         data: Any = json_value(text)
@@ -165,7 +176,7 @@ def read_plan(text: str, boot_id: str, where: str = "plan") -> Plan:
         )
     if data.get("boot_id") != boot_id:
         raise StaleError(
-            "the plan was made before this host booted",
+            "the plan was made on another host, or before this one was booted",
             where=where,
             hint="make a new one with `vsrtune plan --json`",
         )

@@ -47,7 +47,8 @@ def structural(
         else:
             told += _tell(kind, error.instance, part, where)
     found: list[tuple[KeyPath, int, PolicyError]] = []
-    for keys, what, hint in told:
+    # A missing key is an error of the library for each key that is missing.
+    for keys, what, hint in dict.fromkeys(told):
         line = line_of(document.lines, keys)
         name = f"{dotted(keys)}: " if keys else ""
         found.append((keys, line, PolicyError(name + what, where=f"{path}:{line}", hint=hint)))

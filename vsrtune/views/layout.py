@@ -106,7 +106,8 @@ def lines(table: Table, width: int | None = None) -> list[str]:
         return told
     grid = fit(table, None if width is None else width - _INDENT)
     wrapped = [table.wraps and table.columns[place] in table.text for place in grid.places]
-    for row in (table.columns, *table.rows):
+    heads = [table.columns] if any(table.columns) else []
+    for row in (*heads, *table.rows):
         parts = [
             wrap(printable(row[place]), room) if wrapped[n] else [cell]
             for n, (place, room, cell) in enumerate(

@@ -26,7 +26,15 @@ from vsrtune.views.host_view import (
     reported_use,
     thread_views,
 )
-from vsrtune.views.tables import change_row, refusal_row, skipped_row, split_target
+from vsrtune.views.tables import (
+    NOTHING,
+    Table,
+    change_row,
+    filled,
+    refusal_row,
+    skipped_row,
+    split_target,
+)
 
 T = TypeVar("T")
 Data = dict[str, Any]
@@ -81,6 +89,65 @@ def status_page(state: DaemonState) -> Data:
     }
     bounded: Data = _bounded(page)
     return bounded
+
+
+# -- the same on one screen: `vsrtune status`
+
+# Maximum number of lines: of guests, and of what is wrong.
+_SCREEN = 9
+
+
+def wrong(page: Data) -> list[dict[str, str]]:
+    """What is wrong according to the page, the most important first."""
+    found = [{"where": "policies", "what": page["failure"]}] if page["failure"] else []
+    for row in page["plan"]["refusals"]:
+        what = f"refused: {row['because']}; {row['instead']}"
+        found.append({"where": row["guest"], "what": what})
+    found += page["problems"]
+    found += [{"where": g["name"], "what": text} for g in page["guests"] for text in g["problems"]]
+    changes: dict[str, list[Data]] = {}
+    for row in page["plan"]["changes"]:
+        changes.setdefault(row["guest"], []).append(row)
+    for guest, rows in changes.items():
+        first = f"{rows[0]['setting']} is {rows[0]['now']}, should be {rows[0]['then']}"
+        more = f"; {len(rows) - 1} more, see `vsrtune verify`" if rows[1:] else ""
+        found.append({"where": guest, "what": first + more})
+    for row in page["plan"]["skipped"]:
+        if row["held"] or row["pending"]:
+            what = f"{row['setting']}: {row['because']}"
+            found.append({"where": row["guest"], "what": what})
+    return found + [{"where": "host", "what": text} for text in page["plan"]["warnings"]]
+
+
+def screen(page: Data, daemon: str, change: str) -> list[Table]:
+    """The page on one screen: ``daemon`` says whether it runs, ``change`` what it did last."""
+    totals = page["totals"]
+    names = [state.replace(" ", "_") for state in _ORDER]
+    counts = [f"{totals[n]} {s}" for n, s in zip(names, _ORDER, strict=True) if totals[n]]
+    head: list[tuple[str, ...]] = [
+        ("daemon", daemon),
+        ("guests", ", ".join(counts) or "none is running"),
+        ("last change", change or "none since this host was booted"),
+    ]
+    guests = [
+        {
+            "guest": guest["name"],
+            "state": guest["state"],
+            "differs": str(guest["drift"] or NOTHING),
+            "policy": guest["policy"] or NOTHING,
+        }
+        for guest in page["guests"][:_SCREEN]
+    ]
+    more = totals["guests"] - len(guests)
+    found = wrong(page)
+    title = "What is wrong" + (f" ({_SCREEN} of {len(found)})" if len(found) > _SCREEN else "")
+    return [
+        Table(f"vsrtune {page['vsrtune']}", ("", ""), head, text=("",)),
+        *filled(
+            Table.of(f"Guests ({more} more)" if more else "Guests", guests, text=("policy",)),
+            Table.of(title, found[:_SCREEN], "warn", text=("what",), wraps=False),
+        ),
+    ]
 
 
 def _standing(guest: GuestState, refused: Collection[str]) -> str:

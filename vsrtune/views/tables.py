@@ -505,8 +505,9 @@ def action_line(action: Action) -> str:
 
 
 def failure_line(action: Action, error: VsrtuneError) -> str:
-    """One failed action on one line."""
-    return f"{action.target}: {error}"
+    """One failed action on one line. Errors of writers name the target themselves."""
+    told, target = str(error), f"{action.target}: "
+    return told if told.startswith(target) else target + told
 
 
 def drift_lines(actions: Iterable[Action], skipped: Iterable[Skipped]) -> list[str]:

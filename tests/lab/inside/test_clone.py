@@ -144,7 +144,7 @@ def confined(member: str) -> str:
 
 def test_clones_are_one_router_and_leave_nothing(alone: LabGuest) -> None:
     before = picture()
-    told = group("plan", "edge")
+    told = group("create", "edge", "--dry-run")
     assert f"{overlay('edge1')} (qcow2 overlay of {BASE})" in told
     assert "define edge2 as a clone of router" in told
     assert picture() == before
@@ -336,7 +336,7 @@ def test_definitions_as_libvirt_writes_them(alone: LabGuest, tmp_path: Path) -> 
     text = labhelp.sh("virsh", "dumpxml", "--inactive", "--security-info", "rich").stdout
     group_file = tmp_path / "edge.yaml"
     group_file.write_text(FILE.replace("template: router", "template: rich"))
-    told = group("plan", str(group_file))
+    told = group("create", str(group_file), "--dry-run")
     print(told)
     assert f"{IMAGES}/edge1-vdb.qcow2 (raw overlay of /dev/vda)" in told
     assert "its CPUs are every clone's too" in told

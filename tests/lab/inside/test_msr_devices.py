@@ -114,7 +114,7 @@ def test_created_and_deleted_all_is_as_it_was(staged: list[LabGuest], links: str
     balancer, *routers = staged
     write(staged, links)
     before = everything(staged)
-    assert "uplink on" in group("plan", "edge")
+    assert "uplink on" in group("create", "edge", "--dry-run")
     ahead = group("rules", "edge")
     assert everything(staged) == before
     told = group("create", "edge")

@@ -300,7 +300,7 @@ def test_drain_and_scale_under_load(edge: list[LabGuest]) -> None:
 
 def test_plan_changes_nothing_and_bad_input_neither(members: list[LabGuest]) -> None:
     before = pictures(members)
-    told = group("plan", "edge")
+    told = group("create", "edge", "--dry-run")
     assert "make napi_macvtap edge-in on p0" in told
     assert "every-queue on" in told
     assert f"unplug {members[0].name}" in told

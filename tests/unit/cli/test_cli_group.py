@@ -31,17 +31,20 @@ def test_what_is_wrong_is_named_and_nothing_is_begun(
 ) -> None:
     file = tmp_path / "edge.yaml"
     file.write_text(FILE.replace("pvr", "msr"))
-    for command in ("plan", "create", "rules"):
+    for command in ("create", "rules"):
         assert group(tmp_path, command, str(file)) == 2
         assert f"{file}:1: group: the key 'balancers' is missing" in capsys.readouterr().err
     file.write_text(STAGED)
-    for command in ("plan", "create", "rules"):
+    for command in ("create", "rules"):
         assert group(tmp_path, command, str(file)) == 1
         assert f"{file}:1: there is no libvirt guest vr1" in capsys.readouterr().err
     file.write_text(FILE)
     assert group(tmp_path, "rules", str(file)) == 1
     assert "a group of this kind has no balancers" in capsys.readouterr().err
-    for words in (("plan", str(file)), ("create", "edge", "--groups", str(tmp_path))):
+    for words in (
+        ("create", str(file), "--dry-run"),
+        ("create", "edge", "--groups", str(tmp_path)),
+    ):
         assert group(tmp_path, *words) == 1
         assert "test: lo: it has no interface on this device" in capsys.readouterr().err
     assert group(tmp_path, "create", "core", "--groups", str(tmp_path)) == 1

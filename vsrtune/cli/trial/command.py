@@ -15,6 +15,7 @@ import click
 from vsrtune.cli.options import (
     Duration,
     StatePlaces,
+    files_or_guests,
     json_option,
     observe,
     options,
@@ -39,7 +40,7 @@ _LEAST_SECONDS, _MOST_SECONDS = 24.0, 600.0
 
 
 @click.command("try")
-@click.argument("subject", metavar="POLICY_FILE|GUEST")
+@click.argument("subject", metavar="POLICY_FILE|GUEST", shell_complete=files_or_guests)
 @options(
     click.option(
         "--for",

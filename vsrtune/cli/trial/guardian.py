@@ -35,7 +35,7 @@ import vsrtune
 from vsrtune.cli.options import StatePlaces
 from vsrtune.core.closing import Closing
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.execute.jsonl_log import in_use
+from vsrtune.execute.jsonl_log import holder
 from vsrtune.host.filesystem import boot_id
 
 # The longest trial, and the longest wait for a confirmation, in seconds.
@@ -225,7 +225,7 @@ def undo_until_done(journal: Path) -> int:
 
     end = time.monotonic() + _RETRY_SECONDS
     while True:
-        while in_use(journal) and time.monotonic() < end:
+        while holder(journal) and time.monotonic() < end:
             time.sleep(POLL_SECONDS)
         # The journal is made before the host is changed: without one nothing was changed.
         code = run(["undo"]) if journal.exists() else 0

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from vsrtune.daemon.events.thread import Background
 from vsrtune.daemon.journald import LOGGER
+from vsrtune.host.libvirt import library
 
 # Seconds between attempts to reach a libvirt daemon that is away.
 RETRY = 5.0
@@ -41,9 +42,8 @@ class Dirty(Protocol):
 
 def register() -> None:
     """Make this process able to receive events. Must come before the first connection of the
-    process (virEventRegisterDefaultImpl)."""
-    import libvirt
-
+    process (virEventRegisterDefaultImpl). Raises WriteError without the library."""
+    libvirt = library()
     libvirt.registerErrorHandler(lambda _context, _error: None, None)
     libvirt.virEventRegisterDefaultImpl()
 
