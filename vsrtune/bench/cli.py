@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vsrtune.cli.options import Commands, guest_names, options, uri_option
+from vsrtune.cli.options import Commands, check_place, guest_names, options, uri_option
 from vsrtune.cli.render import say
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
@@ -133,7 +133,11 @@ def compare(spec_files: tuple[Path, ...], pairs: int, **how: Any) -> int:
 )
 @html_file_option
 def report(result: Path, html_file: Path | None) -> None:
-    """Show a result stored with --json, on any machine."""
+    """Show a result stored with --json, on any machine.
+
+    \b
+    Exit codes: 0 shown, 1 plots cannot be drawn, 2 the file holds no result.
+    """
     from vsrtune.bench.report.files import outcome_from_json
 
     check_outputs(None, html_file)
@@ -224,12 +228,9 @@ def _rates(text: str) -> list[int]:
 
 
 def check_outputs(json_file: Path | None, html_file: Path | None) -> None:
-    """Raises VsrtuneError before a long run when its result could not be delivered."""
+    """Raises an error before a long run when its result could not be delivered."""
     for path in (json_file, html_file):
-        if path is None or str(path) == "-":
-            continue
-        if not path.parent.is_dir():
-            raise VsrtuneError("the directory does not exist", where=str(path.parent))
+        check_place(path)
     if html_file is not None:
         from vsrtune.bench.report import plots
 

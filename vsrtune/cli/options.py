@@ -12,7 +12,7 @@ import click
 from click.shell_completion import CompletionItem
 
 from vsrtune.cli.render import say
-from vsrtune.core.errors import ObserveError, VsrtuneError
+from vsrtune.core.errors import InputError, ObserveError, VsrtuneError
 from vsrtune.core.text import parse_time
 
 if TYPE_CHECKING:
@@ -44,9 +44,9 @@ class Commands(click.Group):
         except click.UsageError as error:
             from difflib import get_close_matches
 
-            near = get_close_matches(args[0], self.list_commands(ctx))
+            near = get_close_matches(args[0], self.list_commands(ctx), 1)
             if near:
-                error.message += f" Did you mean {' or '.join(near)}?"
+                error.message += f" Did you mean {near[0]}?"
             raise
 
 
@@ -364,6 +364,15 @@ def load_policies(dirs: tuple[Path, ...]) -> tuple[Policy, ...]:
     if not policies:
         say(f"vsrtune: {no_policies(dirs)}", err=True)
     return policies
+
+
+def check_place(file: Path | None) -> None:
+    """Raises InputError, before any work, when a file could not be written for want of its
+    directory."""
+    if file is not None and str(file) != "-" and not file.parent.is_dir():
+        raise InputError(
+            "the directory does not exist", where=str(file.parent), hint="make it, or name another"
+        )
 
 
 def check_dirs(dirs: tuple[Path, ...]) -> None:

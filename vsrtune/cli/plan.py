@@ -61,8 +61,9 @@ def plan(
     first, and are in no stored plan (--json), which always is of all guests.
 
     \b
-    Exit codes: 0 a plan could be made, 2 a policy is wrong, 3 there are changes (with
-    --detailed-exitcode), 4 not all guests could be looked at, 5 a guest is refused.
+    Exit codes: 0 a plan could be made, 1 no such guest, 2 a policy is wrong, 3 there are
+    changes (with --detailed-exitcode), 4 not all guests could be looked at, 5 a guest is
+    refused.
     """
     from vsrtune.cli import attachments, render
     from vsrtune.model.plan import plan_text

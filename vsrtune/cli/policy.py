@@ -10,6 +10,7 @@ import click
 from vsrtune.cli.options import (
     Commands,
     check_dirs,
+    check_place,
     guest_names,
     journal_option,
     journalled,
@@ -104,11 +105,13 @@ def init(
     there already: `vsrtune plan` refuses nothing of it on this host as it is now.
 
     \b
-    Exit codes: 0 written, 1 no such guest, or the file exists, 4 the host could not be read.
+    Exit codes: 0 written, 1 no such guest, or the file exists, 2 a policy that is there is
+    wrong, or the file's directory does not exist, 4 the host could not be read.
     """
     from vsrtune.observe.config_files import load_dirs
     from vsrtune.plan.starter_policy import start
 
+    check_place(output)
     policies = load_dirs(policy_dirs)
     snapshot = observe(root, uri, trace_seconds, policies)
     entries, _ = journalled(journal, root)

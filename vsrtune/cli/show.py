@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from vsrtune.cli.options import (
+    check_place,
     chosen,
     journal_option,
     journalled,
@@ -116,6 +117,7 @@ def status(
     the policies say, 4 not all guests could be looked at.
     """
     from vsrtune.cli import render
+    from vsrtune.core.codec import encode
     from vsrtune.daemon.guard.starved_status import read_starved
     from vsrtune.observe.config_files import load_dirs
     from vsrtune.views import page_data
@@ -134,7 +136,7 @@ def status(
         state = replace(state, starved=read_starved())
     page = page_data.status_page(state)
     if as_json:
-        click.echo(json.dumps(page, indent=2, ensure_ascii=False, default=str))
+        click.echo(json.dumps(encode(page), indent=2, ensure_ascii=False))
     else:
         daemon, change = ("a recorded host", "") if root is not None else _journal_says(journal)
         render.show(page_data.screen(page, daemon, change), wide=wide)
@@ -209,9 +211,13 @@ def record(file: Path, note: str, trace_seconds: float, uri: str) -> None:
     `vsrtune show --root FILE` and `vsrtune plan --root FILE` then work on any machine.
     MAC addresses and UUIDs are replaced; names of guests and devices are kept, so read
     the file before you pass it on.
+
+    \b
+    Exit codes: 0 recorded, 1 something failed, or the file exists, 2 its directory does not.
     """
     from vsrtune.observe.recording import record as save
 
+    check_place(file)
     snapshot = save(file, uri, trace_seconds=trace_seconds, note=note)
     say(f"Recorded {len(snapshot.guests)} guests in {file}.")
 

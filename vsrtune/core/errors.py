@@ -43,10 +43,14 @@ class VsrtuneError(Exception):
         return f"{text}; {self.hint}" if self.hint else text
 
 
-class PolicyError(VsrtuneError):
-    """A policy file that cannot be used; nothing is applied."""
+class InputError(VsrtuneError):
+    """A file or place that the command line names cannot be used; nothing is done."""
 
     exit_code = ExitCode.WRONG
+
+
+class PolicyError(InputError):
+    """A policy file that cannot be used; nothing is applied."""
 
 
 class ObserveError(VsrtuneError):

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from vsrtune.core.codec import decode, encode
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.core.errors import StaleError, VsrtuneError
+from vsrtune.core.errors import InputError, StaleError, VsrtuneError
 from vsrtune.core.untrusted import json_value
 from vsrtune.model.targets import Setting, Target, V, Value, decode_target, decode_value
 
@@ -161,15 +161,15 @@ def plan_text(plan: Plan, boot_id: str) -> str:
 def read_plan(text: str, boot_id: str, where: str = "plan") -> Plan:
     """Read a stored plan.
 
-    Raises VsrtuneError for text that is no plan, StaleError for a plan of another boot or host: its
+    Raises InputError for text that is no plan, StaleError for a plan of another boot or host: its
     thread ids mean other threads.
     """
     try:
         data: Any = json_value(text)
     except ValueError as error:
-        raise VsrtuneError(f"not JSON: {error}", where=where) from None
+        raise InputError(f"not JSON: {error}", where=where) from None
     if not isinstance(data, dict) or data.get("version") != PLAN_VERSION:
-        raise VsrtuneError(
+        raise InputError(
             f"not a plan of version {PLAN_VERSION}",
             where=where,
             hint="write one with `vsrtune plan --json`",
@@ -184,12 +184,12 @@ def read_plan(text: str, boot_id: str, where: str = "plan") -> Plan:
     def items(key: str) -> list[Any]:
         value = data.get(key, [])
         if not isinstance(value, list):
-            raise VsrtuneError("expected a list", where=f"{where}: $.{key}")
+            raise InputError("expected a list", where=f"{where}: $.{key}")
         return value
 
     def action(value: Any) -> Action:
         if not isinstance(value, dict):
-            raise VsrtuneError("expected a mapping", where="$.actions")
+            raise InputError("expected a mapping", where="$.actions")
         return Action.from_data(value)
 
     try:
@@ -202,4 +202,4 @@ def read_plan(text: str, boot_id: str, where: str = "plan") -> Plan:
             tuple(decode(Drift, d) for d in items("drift")),
         )
     except VsrtuneError as error:
-        raise VsrtuneError(error.what, where=f"{where}: {error.where}") from None
+        raise InputError(error.what, where=f"{where}: {error.where}") from None

@@ -54,7 +54,7 @@ class TestReport:
     def test_what_is_no_result(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         path = tmp_path / "x.json"
         path.write_text("{}")
-        assert main.run(["bench", "report", str(path)]) == 1
+        assert main.run(["bench", "report", str(path)]) == 2
         assert str(path) in capsys.readouterr().err
 
     def test_without_matplotlib_the_package_is_named(
@@ -71,7 +71,7 @@ class TestReport:
         self, result: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         page = tmp_path / "no" / "report.html"
-        assert main.run(["bench", "report", str(result), "--html", str(page)]) == 1
+        assert main.run(["bench", "report", str(result), "--html", str(page)]) == 2
         assert str(page.parent) in capsys.readouterr().err
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from vsrtune.bench.report import plots, summaries, tables
 from vsrtune.bench.spec.model import Outcome
 from vsrtune.core.codec import decode, encode
-from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.errors import InputError, VsrtuneError
 from vsrtune.views.tables import filled
 
 FORMAT = "vsrtune-bench/1"
@@ -23,23 +23,23 @@ def outcome_to_json(outcome: Outcome) -> str:
 
 
 def outcome_from_json(text: str, path: str = "") -> Outcome:
-    """Read the text of ``outcome_to_json``; ``path`` is used in messages. Raises VsrtuneError."""
+    """Read the text of ``outcome_to_json``; ``path`` is used in messages. Raises InputError."""
     hint = "name a file that vsrtune bench wrote with --json"
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
-        raise VsrtuneError("the file is not JSON", where=path, hint=hint) from None
+        raise InputError("the file is not JSON", where=path, hint=hint) from None
     if not isinstance(data, dict) or "format" not in data:
-        raise VsrtuneError("the file is not a bench result", where=path, hint=hint)
+        raise InputError("the file is not a bench result", where=path, hint=hint)
     if data.pop("format") != FORMAT:
-        raise VsrtuneError(
+        raise InputError(
             "the result has another version's format", where=path, hint=f"this one reads {FORMAT}"
         )
     try:
         return decode(Outcome, data)
     except VsrtuneError as error:
         where = f"{path}: {error.where}" if path else error.where
-        raise VsrtuneError(error.what, where=where, hint=hint) from None
+        raise InputError(error.what, where=where, hint=hint) from None
 
 
 def page(outcome: Outcome) -> str:

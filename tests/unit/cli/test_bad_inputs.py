@@ -1,0 +1,208 @@
+"""What an operator can get wrong: each is answered with a message and an exit code that the
+command's help lists, and nothing is changed."""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+import pytest
+import recorded_hosts
+
+from vsrtune.cli import main
+from vsrtune.core.exit_codes import ExitCode
+
+HOST = str(recorded_hosts.file("trixie-e1000e"))
+ROOT = ("--root", HOST)
+GOOD = "guest: vr1\ncpus: {irq: 0, vcpu: 1, vhost: 2}\n"
+
+
+@dataclass(frozen=True)
+class Bad:
+    """``words`` are of the command line, in which ``@`` is the test's directory, with ``files`` in
+    it. ``said`` are parts of what stands on standard error."""
+
+    words: str
+    code: int
+    said: tuple[str, ...]
+    files: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        return f"{self.words} {next(iter(self.files.values()), '')!r}"[:70]
+
+
+def policy(text: str, *said: str) -> Bad:
+    """A policy file that is wrong."""
+    return Bad("policy check @/p.yaml", 2, ("@/p.yaml", *said), {"p.yaml": text})
+
+
+def host(command: str, code: int, *said: str, text: str = GOOD) -> Bad:
+    """A command on a recorded host with one policy."""
+    return Bad(f"{command} --policies @/d --root {HOST}", code, said, {"d/p.yaml": text})
+
+
+QUOTE = 'between { and } quote a list with a comma: "1,2"'
+CASES = (
+    # Policies.
+    policy("guest: vr1\ncpus: {vcpu: 1,2}\n", "p.yaml:2: cpus.2: unknown key", QUOTE),
+    policy("guest: vr1\nirq: {cpus: 0-1,32-33, set: true}\n", "irq.32-33: unknown key", QUOTE),
+    policy("guest: vr1\ncpus:\n", "cpus: the key has no value", "remove the key"),
+    policy("guest: vr1\nqueue: {macvtap: }\n", "queue.macvtap: the key has no value"),
+    policy("cpus: {vcpu: 1}\n", "the key 'guest' is missing"),
+    policy("", "the file holds no policy"),
+    policy("- guest: vr1\n", "a mapping"),
+    policy("guest: vr1\ncpu: {vcpu: 1}\n", "cpu: unknown key", "did you mean cpus?"),
+    policy("guest: vr1\nguest: vr2\n", "p.yaml:2"),
+    policy("guest: vr1\ncpus:\n\tvcpu: 1\n", "p.yaml:3"),
+    policy("guest: vr1\ncpus: {vcpu: 3-1}\n", "cpus.vcpu"),
+    policy("guest: vr1\ncpus: {vcpu: one}\n", "cpus.vcpu", "'one'"),
+    policy("guest: vr1\ncpus: {vcpu: [1, 2]}\n", "cpus.vcpu", "is expected"),
+    policy("guest: vr1\nscheduler: {vcpu: {class: fifo}}\n", "scheduler.vcpu", "priority"),
+    policy("guest: vr1\nscheduler: {vcpu: {class: fifo, priority: 100}}\n", "is above 99"),
+    policy("guest: vr1\nscheduler: {vcpu: {class: fiffo, priority: 1}}\n", "did you mean fifo?"),
+    policy("guest: vr1\nscheduler: {vcpu: {class: rr, priority: 1, slice: 8}}\n", "slice"),
+    policy(
+        "guest: vr1\ncpus: {vcpu: 1}\n"
+        "scheduler: {vcpu: {class: deadline, runtime: 20ms, period: 10ms}}\n",
+        "runtime",
+    ),
+    policy("guest: vr1\nirq: {set: true}\n", "irq.set"),
+    policy("guest: qemu:fw\nattachment: macvtap\n", "attachment"),
+    policy("guest: vr1\nuser: qemu\n", "user"),
+    policy("guest: vr1\nqueue: {macvtap: 0}\n", "drop every frame"),
+    Bad("policy check --policies @/d", 2, ("guest: 'vr1' is the guest of", "keep one policy"),
+        {"d/a.yaml": GOOD, "d/b.yaml": GOOD}),
+    Bad("policy check @/none.yaml", 2, ("@/none.yaml", "does not exist")),
+    Bad("policy check --policies @/none", 4, ("the directory does not exist",)),
+    # Words of the command line.
+    Bad("shwo", 2, ("No such command 'shwo'. Did you mean show?",)),
+    Bad("group stauts", 2, ("No such command 'stauts'. Did you mean status?",)),
+    Bad("policy chek", 2, ("Did you mean check?",)),
+    Bad("plan --polices @", 2, ("No such option: --polices", "--policies")),
+    Bad("top --interval 5h", 2, ("'5h' is not a time", "a number and its unit")),
+    Bad("top --interval 0s", 2, ("0s is not between 0.1s and 3600s",)),
+    Bad("top --count 0", 2, ("--count",)),
+    Bad("show --trace 99s", 2, ("99s is not between 0s and 60s",)),
+    Bad("show --connect qemu+ssh://other/system", 2, ("leads to another host",)),
+    Bad("show --root @", 2, ("is a directory",)),
+    Bad("show --root @/none.json", 2, ("does not exist",)),
+    Bad("apply --confirm 1h", 2, ("'1h' is not a time",)),
+    Bad("apply --plan @/none.json", 2, ("@/none.json",)),
+    Bad("daemon --metrics nowhere", 2, ("'nowhere' is not HOST:PORT or off",)),
+    Bad("daemon --interval 500ms", 2, ("500ms is not between 1s",)),
+    Bad("daemon --on-stop maybe", 2, ("'maybe'",)),
+    Bad("daemon --policies @/d", 2, ("d/p.yaml:2: wrong: unknown key",),
+        {"d/p.yaml": "guest: vr1\nwrong: 1\n"}),
+    Bad("attach vr1", 2, ("one of --to, --recover and --devices is needed",)),
+    Bad("attach --to macvtap", 2, ("name a guest",)),
+    Bad("attach vr1 --to bridge", 2, ("'bridge'",)),
+    Bad("bench run", 2, ("without SPEC.yaml", "--guest")),
+    Bad("bench run @/b.yaml --guest vr1", 2, ("--guest: write this in",), {"b.yaml": "name: x\n"}),
+    Bad("bench compare @/b.yaml", 2, ("at least two files",), {"b.yaml": "name: x\n"}),
+    Bad("group drain", 2, ("Missing argument 'GROUP'",)),
+    # Files and places.
+    Bad("plan --policies @/p.yaml", 2, ("is a file",), {"p.yaml": GOOD}),
+    Bad("plan --policies @/none", 4, ("the directory does not exist",)),
+    Bad("undo --journal @/typo.jsonl", 4, ("the file does not exist, so it is not known",)),
+    Bad("undo --dry-run --journal @/typo.jsonl", 4, ("the file does not exist",)),
+    Bad("show --root @/h.json", 4, ("no host is recorded here",), {"h.json": "{}"}),
+    Bad("doctor --root @/h.json", 4, ("no host is recorded here",), {"h.json": '{"host": {"te'}),
+    Bad("status --root @/h.json", 4, ("no host is recorded here",), {"h.json": ""}),
+    Bad(f"policy init vr1 --root {HOST} -o @/none/p.yaml", 2, ("@/none: the directory does not",)),
+    Bad(f"policy init vr1 --root {HOST} -o @/p.yaml", 1, ("is left as it is",), {"p.yaml": GOOD}),
+    Bad("record @/none/h.json", 2, ("@/none: the directory does not exist",)),
+    Bad("apply --plan @/plan.json", 2, ("not JSON",), {"plan.json": "12 changes\n"}),
+    Bad("apply --plan @/plan.json", 2, ("not a plan of version 1",), {"plan.json": "{}"}),
+    Bad("apply --plan @/plan.json", 1, ("made on another host, or before this one was booted",),
+        {"plan.json": '{"version": 1, "boot_id": "recorded", "actions": []}'}),
+    Bad("bench report @/r.json", 2, ("the file is not JSON", "bench wrote"), {"r.json": "pps\n"}),
+    Bad("group check @/g.yaml", 2, ("g.yaml:1",), {"g.yaml": "group: {kind: pvr}\n"}),
+    Bad("confirm --journal @/journal.jsonl", 1, ("nothing waits for a confirmation",)),
+    # What fits no guest of the host.
+    *(
+        host(f"{command} --guest nobody", 1, "nobody: no such guest is running", "vr1, vr2")
+        for command in ("show", "plan", "verify", "status", "top --once --interval 100ms")
+    ),
+    host("policy init nobody", 1, "nobody: no such guest is running"),
+    host("plan --json --guest vr1", 2, "--json stores the plan, which is of all guests"),
+    host("plan --detailed-exitcode", 3),
+    host("plan", 5, text="guest: vr1\ncpus: {vcpu: 77}\n"),
+    host("verify", 5, "vr1: refused", text="guest: vr1\ncpus: {vcpu: 77}\n"),
+    host("verify", 4, "nothing was compared: no policy sets", text="guest: vr9\nqueue: {macvtap: 9}\n"),
+    host("verify", 4, "nothing was compared: no policy sets", text="guest: vr1\n"),
+    host("status", 2, text="guest: vr1\nwrong: 1\n"),
+    Bad(f"verify --policies @ --root {HOST}", 4, ("nothing was compared: there is no policy",)),
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_it_is_told_and_nothing_is_changed(
+    case: Bad, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("JOURNAL", "ATTACH_LEDGER"):
+        monkeypatch.setenv(f"VSRTUNE_{name}", str(tmp_path / f"{name}.jsonl"))
+    monkeypatch.setenv("VSRTUNE_POLICIES", str(tmp_path))
+    for name, text in case.files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    before = contents(tmp_path)
+    words = [word.replace("@", str(tmp_path)) for word in case.words.split()]
+    assert main.run(words) == case.code
+    told = capsys.readouterr().err
+    for text in case.said:
+        assert text.replace("@", str(tmp_path)) in told
+    assert "Traceback" not in told
+    assert told.count("vsrtune: error: ") == len(set(re.findall("vsrtune: error: .*", told)))
+    # Not even a journal is made, without which nothing can be written.
+    assert contents(tmp_path) == before
+    usage = told.startswith("Usage: ")
+    assert case.code in ((2,) if usage else exit_codes(*case.words.split()))
+
+
+def contents(place: Path) -> dict[str, str]:
+    """Every file below the directory."""
+    return {str(f): f.read_text() for f in place.rglob("*") if f.is_file()}
+
+
+def exit_codes(*words: str) -> set[int]:
+    """The exit codes that the help of a command lists."""
+    command: click.Command | None = main.cli
+    for word in words:
+        if isinstance(command, click.Group):
+            command = command.get_command(click.Context(command), word)
+    assert command is not None
+    listed = re.search(r"Exit codes:(.*)", command.help or "", re.DOTALL)
+    return {int(n) for n in re.findall(r"(?:^|, )\s*(\d+) ", listed[1])} if listed else {0}
+
+
+def commands(group: click.Group, *above: str) -> list[tuple[str, ...]]:
+    """Every command, by its words."""
+    found: list[tuple[str, ...]] = []
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        inner = isinstance(command, click.Group)
+        found += commands(command, *above, name) if inner else [(*above, name)]  # type: ignore[arg-type]
+    return found
+
+
+@pytest.mark.parametrize("words", commands(main.cli), ids=" ".join)
+def test_every_command_lists_its_exit_codes(words: tuple[str, ...]) -> None:
+    listed = exit_codes(*words)
+    assert 0 in listed
+    assert listed <= {int(code) for code in ExitCode}
+    assert len(listed) > 1 or words == ("policy", "schema")
+
+
+def test_without_the_library_libvirt_it_is_said_which_package_it_is_in(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setitem(sys.modules, "libvirt", None)
+    monkeypatch.setenv("VSRTUNE_POLICIES", str(tmp_path))
+    (tmp_path / "p.yaml").write_text(GOOD)
+    assert main.run(["verify", "--journal", str(tmp_path / "j.jsonl")]) == ExitCode.UNREAD
+    assert "install python3-libvirt" in capsys.readouterr().err
