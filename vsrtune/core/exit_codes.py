@@ -19,7 +19,10 @@ class ExitCode(IntEnum):
     DONE = 0, "Done, or nothing to do; the host is as the policies say."
     FAILED = 1, "Something failed, or an error was found (doctor)."
     WRONG = 2, "The command line or a file that it reads is wrong; nothing was done."
-    DIFFERS = 3, "The host is not as the policies say (verify), or warnings were found (doctor)."
+    DIFFERS = (
+        3,
+        "The host is not as the policies say (verify, status, plan), or has warnings (doctor).",
+    )
     UNREAD = (
         4,
         "The host, a guest or a named file could not be read, or there was nothing to compare.",

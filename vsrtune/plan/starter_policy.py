@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError
@@ -51,6 +51,7 @@ class _Candidate:
     title: str
     cpus: Mapping[str, str]
     scheduler: Mapping[str, str]
+    irq: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -94,14 +95,15 @@ def start(
     tried: list[tuple[str, str]] = []
     if no_realtime:
         tried.append(("realtime classes", no_realtime))
+    second = _second(case, realtime=not no_realtime)
     for candidate in _candidates(case, realtime=not no_realtime):
         body = _body(case.name, candidate, {})
         made, refused = case.plan(body)
         if not refused:
-            return Start(_text(case, candidate, made, tried), made)
+            return Start(_text(case, candidate, made, tried, second), made)
         tried.append((candidate.title, refused))
     body = f"guest: {case.name}\n"
-    return Start(f"{_head(case, tried)}\n{body}\n{_MORE}", case.plan(body)[0])
+    return Start(f"{_head(case, tried)}\n{body}\n{second}{_MORE}", case.plan(body)[0])
 
 
 def policy_name(guest: Guest) -> str:
@@ -130,20 +132,44 @@ def _candidates(case: _Case, *, realtime: bool) -> Iterator[_Candidate]:
     """The candidates, the most useful first. A realtime thread beside interrupts starves
     reception, so a candidate with interrupt CPUs by hand has no realtime class."""
     if realtime:
-        rule = f"{{class: rr, priority: {PRIORITY}, slice: {SLICE}}}"
-        softirq = f"{{class: fifo, priority: {PRIORITY}}}"
-        yield _Candidate(
-            "pins and equal realtime priorities", _AUTO,
-            {"vcpu": rule, "vhost": rule, "softirq": softirq},
-        )  # fmt: skip
-    # Pins alone forwarded less than an untuned host; batch keeps a waking thread from
-    # interrupting the one that runs.
-    batch = dict.fromkeys(("vcpu", "vhost"), "{class: batch}")
+        yield _Candidate("pins and equal realtime priorities", _AUTO, _classes(realtime=True))
+    batch = _classes(realtime=False)
     yield _Candidate("pins and class batch", _AUTO, batch)
     online = case.snapshot.host.online
     if len(online) > 1:
         by_hand = {**_AUTO, "irq": str(online.first())}
         yield _Candidate("pins and class batch, with the interrupt CPU by hand", by_hand, batch)
+
+
+def _classes(*, realtime: bool) -> dict[str, str]:
+    """The section ``scheduler``. Pins alone forwarded less than an untuned host; batch keeps a
+    waking thread from interrupting the one that runs."""
+    if not realtime:
+        return dict.fromkeys(("vcpu", "vhost"), "{class: batch}")
+    rule = f"{{class: rr, priority: {PRIORITY}, slice: {SLICE}}}"
+    return {"vcpu": rule, "vhost": rule, "softirq": f"{{class: fifo, priority: {PRIORITY}}}"}
+
+
+def _second(case: _Case, *, realtime: bool) -> str:
+    """A second placement as comments, where moved interrupts leave a CPU to threads; "" where
+    they do not, or the host refuses it."""
+    irq = _interrupts(case).cpus
+    if len(irq) < 2:
+        return ""
+    first = CpuSet([irq.first()])
+    cpus = {**_AUTO, "irq": str(first)}
+    moved = _Candidate("", cpus, _classes(realtime=realtime), {"set": "true"})
+    made, refused = case.plan(_body(case.name, moved, {}))
+    if refused:
+        return ""
+    told = (
+        f"A second placement: all interrupts of its NICs on CPU {first}, which leaves CPU "
+        f"{irq - first} to threads. Write these lines instead of those above, and keep "
+        "irqbalance away from the interrupts (docs/interrupts.md)."
+    )
+    head = _comment([told, ""])
+    body = _body(case.name, moved, _notes(case, made, moved))
+    return head + "".join(f"# {line}".rstrip() + "\n" for line in body.splitlines()) + "\n"
 
 
 def _after(case: _Case, made: Plan) -> Guest:
@@ -155,7 +181,8 @@ def _after(case: _Case, made: Plan) -> Guest:
 def _body(name: str, candidate: _Candidate, notes: Mapping[str, str]) -> str:
     """The policy itself; ``notes`` are comments by key path."""
     lines = [f"guest: {name}"]
-    for section, settings in (("cpus", candidate.cpus), ("scheduler", candidate.scheduler)):
+    sections = {"cpus": candidate.cpus, "irq": candidate.irq, "scheduler": candidate.scheduler}
+    for section, settings in sections.items():
         if settings:
             lines += ["", f"{section}:"]
         for key, value in settings.items():
@@ -164,10 +191,12 @@ def _body(name: str, candidate: _Candidate, notes: Mapping[str, str]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _text(case: _Case, candidate: _Candidate, made: Plan, tried: list[tuple[str, str]]) -> str:
+def _text(
+    case: _Case, candidate: _Candidate, made: Plan, tried: list[tuple[str, str]], second: str
+) -> str:
     body = _body(case.name, candidate, _notes(case, made, candidate))
     warnings = _comment([f"Warning: {w}" for w in made.warnings])
-    return f"{_head(case, tried)}{warnings}\n{body}\n{_MORE}"
+    return f"{_head(case, tried)}{warnings}\n{body}\n{second}{_MORE}"
 
 
 def _notes(case: _Case, made: Plan, candidate: _Candidate) -> dict[str, str]:
@@ -181,7 +210,9 @@ def _notes(case: _Case, made: Plan, candidate: _Candidate) -> dict[str, str]:
         "cpus.emulator": _emulator(after),
         "scheduler.softirq": "ksoftirqd beside them, else routed frames are lost",
     }
-    if candidate.cpus["irq"] != "auto":
+    if candidate.irq:
+        notes["cpus.irq"] = f"the interrupts are served on CPU {irq} now"
+    elif candidate.cpus["irq"] != "auto":
         notes["cpus.irq"] = (
             f"by hand; the interrupts are served on CPU {irq}, and irq: {{set: true}} moves them "
             "here"

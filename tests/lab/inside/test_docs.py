@@ -20,7 +20,7 @@ from labhelp import LabGuest
 PACKAGES = Path("/run/lab")
 # Those that look, or whose doing ends with the test. Others have tests of their own: attach
 # (test_attach.py), bench (test_bench.py), apply and the daemon (test_tune.py).
-RUN = ("show", "top", "plan", "verify", "doctor", "policy", "record", "undo")
+RUN = ("status", "show", "top", "plan", "verify", "doctor", "policy", "record", "undo")
 GUESTS = re.compile(r"vyos1|vr1|qemu:fw|GUEST")
 
 
@@ -77,7 +77,7 @@ def test_what_the_documents_say_can_be_typed(
                 Path(words[words.index(option) + 1]).unlink(missing_ok=True)
         done = labhelp.vsrtune(*words, check=False)
         said = done.stdout + done.stderr
-        findings = words[0] in ("doctor", "verify") and done.returncode == 3
+        findings = words[0] in ("doctor", "verify", "status") and done.returncode == 3
         missing_device = words[0] == "doctor" and done.returncode == 1
         if "Traceback" in said or not (done.returncode == 0 or findings or missing_device):
             wrong.append(f"{shlex.join(words)}: exit {done.returncode}\n{said}")

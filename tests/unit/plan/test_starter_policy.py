@@ -117,6 +117,24 @@ def test_interrupts_everywhere_get_a_cpu_by_hand_and_no_realtime() -> None:
     assert plan(seen, [moved]).refusals == ()
 
 
+def test_moved_interrupts_are_offered_where_they_leave_a_cpu_to_threads() -> None:
+    guest = router(online="0-3", vcpus=2)
+    seen = snapshot(guest, on=host(4, {"p0": "0", "p1": "1"}))
+    made = start(seen, guest)
+    first, found, second = made.text.partition("# A second placement: ")
+    assert found
+    assert "on CPU 0, which leaves CPU 1 to threads" in " ".join(second.replace("#", "").split())
+    assert parse(first, "p.yaml").moves_irqs is None
+    lines = second[second.index("# guest:") : second.index("# Every key")].splitlines()
+    moved = parse("\n".join(line.removeprefix("#").removeprefix(" ") for line in lines), "p.yaml")
+    assert moved.moves_irqs == cpus("0")
+    again = plan(seen, [moved])
+    assert again.refusals == ()
+    assert any(action.target.kind == "irq-affinity" for action in again.actions)
+    # One CPU that serves them all cannot be freed.
+    assert "second" not in start(snapshot(guest, on=host(4, {"p0": "0", "p1": "0"})), guest).text
+
+
 def test_vcpus_take_turns_with_workers() -> None:
     guest = router(online="0-2", vcpus=2)
     policy = holds(snapshot(guest, on=host(3)), guest)
@@ -187,8 +205,8 @@ class TestCommand:
         self, recorded: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     ) -> None:
         words = ["policy", "init", "vr1", "--root", recorded, "-o", str(tmp_path / "no/p.yaml")]
-        assert run(words) == 1
-        assert "no/p.yaml" in capsys.readouterr().err
+        assert run(words) == 2
+        assert f"{tmp_path}/no: the directory does not exist" in capsys.readouterr().err
 
 
 def test_the_shipped_policy_asks_for_what_init_writes() -> None:
