@@ -11,7 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vsrtune.cli.options import Commands, check_place, guest_names, options, uri_option
+from vsrtune.cli.options import (
+    Commands,
+    Duration,
+    check_place,
+    guest_names,
+    options,
+    uri_option,
+)
 from vsrtune.cli.render import say
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
@@ -73,7 +80,7 @@ def bench() -> None:
     click.option("--destination", help="IPv4 destination address; no host must answer there."),
     click.option("--mac", help="MAC that frames go to; the guest's first interface by default."),
     click.option("--rates", help="Frames per second to offer, by commas."),
-    click.option("--seconds", type=float, help="Length of a trial."),
+    click.option("--seconds", type=Duration(0, 86400), metavar="TIME", help="Length of a trial."),
     click.option("--repeats", type=int, help="Trials at each rate."),
     click.option("--size", help="Frame size without FCS, 60 to 1514, or imix."),
     click.option("--flows", type=int, help="Flows, 1 to 1000000."),

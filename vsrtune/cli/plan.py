@@ -114,7 +114,7 @@ def verify(
     Names every setting that differs, those included that an operator changed by hand
     and that the daemon therefore leaves alone, and every guest that the daemon has stepped
     down. Names policies for which no guest runs, or that ask for nothing; if there is no
-    other policy, there is nothing to compare (exit 4).
+    other policy, there is nothing to compare (exit 4). --json has the same as lists.
 
     \b
     Exit codes: 0 no difference, 1 no such guest, 2 a policy is wrong, 3 differences, 4 nothing

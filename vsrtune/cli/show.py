@@ -138,7 +138,9 @@ def status(
     if as_json:
         click.echo(json.dumps(encode(page), indent=2, ensure_ascii=False))
     else:
-        daemon, change = ("a recorded host", "") if root is not None else _journal_says(journal)
+        daemon, change = (
+            ("a recorded host", "not recorded") if root is not None else _journal_says(journal)
+        )
         render.show(page_data.screen(page, daemon, change), wide=wide)
     if failure is not None:
         return failure.exit_code

@@ -274,7 +274,7 @@ def read_fold(path: Path, boot_id: str) -> Fold:
 
 def last_change(path: Path, boot_id: str) -> tuple[float, str] | None:
     """When vsrtune last changed a setting on this boot (seconds since the epoch), and what it did;
-    None when it has changed none. Raises JournalError as ``read_fold``."""
+    None when it has set none, or all are undone. Raises JournalError as ``read_fold``."""
     data = read_log(path)
     words = {"done": "set", "entry": "set", "revert": "taken back", "drop": "released"}
     found = last_record(data, words) if read(path, data, boot_id)[1] else {}

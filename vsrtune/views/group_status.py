@@ -69,7 +69,7 @@ def _queue(guest: Guest | None, device: str) -> QueueCounters | None:
 
 def table(group: str, found: Sequence[Place]) -> Table:
     """The places of a group as a table."""
-    return Table.of(f"Group {group}", [_row(place) for place in found])
+    return Table.of(f"Group {group}", [_row(place) for place in found], spare=("role", "side"))
 
 
 def _row(place: Place) -> dict[str, str]:

@@ -81,12 +81,16 @@ def fit(table: Table, width: int | None, gap: int = 2) -> Grid:
     for head in reversed(table.spare):
         if too_much() and head in table.columns:
             places.remove(table.columns.index(head))
-    texts = [place for place in places if table.columns[place] in table.text]
+    texts = [place for place in places if _is_text(table, place)]
     others = [place for place in places if place not in texts]
     _shrink(wanted, texts, too_much(), _LEAST_TEXT)
     _shrink(wanted, others, too_much(), _LEAST)
     _shrink(wanted, places, too_much(), 1)
     return Grid(table, tuple(places), tuple(wanted[place] for place in places))
+
+
+def _is_text(table: Table, place: int) -> bool:
+    return table.columns[place] in table.text or not table.columns[place]
 
 
 def _shrink(widths: list[int], places: Sequence[int], by: int, least: int) -> None:
@@ -105,7 +109,7 @@ def lines(table: Table, width: int | None = None) -> list[str]:
     if not table.columns:
         return told
     grid = fit(table, None if width is None else width - _INDENT)
-    wrapped = [table.wraps and table.columns[place] in table.text for place in grid.places]
+    wrapped = [table.wraps and _is_text(table, place) for place in grid.places]
     heads = [table.columns] if any(table.columns) else []
     for row in (*heads, *table.rows):
         parts = [

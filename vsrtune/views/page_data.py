@@ -127,7 +127,7 @@ def screen(page: Data, daemon: str, change: str) -> list[Table]:
     head: list[tuple[str, ...]] = [
         ("daemon", daemon),
         ("guests", ", ".join(counts) or "none is running"),
-        ("last change", change or "none since this host was booted"),
+        ("last change", change or "vsrtune has set nothing here"),
     ]
     guests = [
         {
@@ -142,7 +142,7 @@ def screen(page: Data, daemon: str, change: str) -> list[Table]:
     found = wrong(page)
     title = "What is wrong" + (f" ({_SCREEN} of {len(found)})" if len(found) > _SCREEN else "")
     return [
-        Table(f"vsrtune {page['vsrtune']}", ("", ""), head, text=("",)),
+        Table(f"vsrtune {page['vsrtune']}", ("", ""), head),
         *filled(
             Table.of(f"Guests ({more} more)" if more else "Guests", guests, text=("policy",)),
             Table.of(title, found[:_SCREEN], "warn", text=("what",), wraps=False),

@@ -33,9 +33,9 @@ class Table:
     """One table: a title, the column heads and as many texts in every row.
 
     ``tone`` is ``plain``, ``good``, ``warn`` or ``bad``, for displays with colours. Where there is
-    not enough room for all, columns of ``spare`` go, and those of ``text`` are narrower than their
-    texts: with ``wraps`` these continue on the next line, otherwise they are cut. Columns of
-    ``right`` are flush right.
+    not enough room for all, columns of ``spare`` go, and those of ``text``, or without a head, are
+    narrower than their texts: with ``wraps`` these continue on the next line, otherwise they are
+    cut. Columns of ``right`` are flush right.
     """
 
     title: str

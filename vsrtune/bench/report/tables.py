@@ -158,7 +158,7 @@ def notes_table(outcome: Outcome) -> Table:
     """The notes of trials, each note once with the number of trials that made it."""
     counts = Counter((t.configuration, note) for t in outcome.trials for note in t.notes)
     rows: list[tuple[str, ...]] = [(c, n, str(times)) for (c, n), times in counts.items()]
-    return Table("Notes", ("configuration", "note", "trials"), rows, "warn")
+    return Table("Notes", ("configuration", "note", "trials"), rows, "warn", text=("note",))
 
 
 def environment_tables(environment: Mapping[str, Any]) -> list[Table]:
