@@ -317,7 +317,8 @@ _REFUSED = ("policy", "because", "instead")
 def _summary(plan: Plan, assignment: Assignment | None, switched: Collection[str]) -> Table:
     """The changes of each guest in one line."""
     count = len(plan.actions)
-    title = _count(count, "change") if count else "Nothing to change"
+    nothing_done = "Nothing can be changed" if plan.refusals else "Nothing to change"
+    title = _count(count, "change") if count else nothing_done
     pairs = assignment.pairs if assignment is not None else []
     changes: dict[str, list[Action]] = {guest.ref: [] for guest, _ in pairs}
     for action in plan.actions:

@@ -74,6 +74,8 @@ def test_doing_nothing_is_said_with_its_reason() -> None:
     shown = text(report.plan_tables(plan, verbose=True))
     assert shown.startswith("Nothing to change")
     assert "already as asked" in shown
+    refused = Plan(refusals=(Refusal("vr2", "p.yaml", "there is no CPU 9", "choose from 0-3"),))
+    assert text(report.plan_tables(refused)).startswith("Nothing can be changed")
 
 
 def test_drift_names_changes_and_what_is_held() -> None:
