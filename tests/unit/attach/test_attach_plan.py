@@ -82,7 +82,7 @@ def test_the_order_of_the_steps() -> None:
 
 def test_others_on_the_lower_device_are_named_or_taken_along() -> None:
     fake = two_guests()
-    with pytest.raises(VsrtuneError, match=f"b {B0} on p0.*--all-of-lower"):
+    with pytest.raises(VsrtuneError, match=f"^p0, p1: .*b {B0} on p0.*--all-of-lower"):
         plan(SwitchRequest(FORTH, ("a",)), survey(fake))
     made = plan(SwitchRequest(FORTH, ("a",), all_of_lower=True), survey(fake))
     assert {m.mac for m in made.moves} == {A0, A1, B0}

@@ -147,6 +147,16 @@ def test_a_livelock_in_which_all_get_their_turn_is_a_standstill() -> None:
     assert "none was taken or sent" in signs[0].why
 
 
+@pytest.mark.parametrize(("share", "waits"), [(0.72, True), (0.78, False)])
+def test_a_vcpu_that_waits_for_less_than_a_quarter_of_the_time_is_merely_busy(
+    share: float, waits: bool
+) -> None:
+    router = Router()
+    flood = (9000, 9000, 0)
+    when, _ = watch(5, lambda t: router.go(t, (share, None, None, None), flood), routers=[router])
+    assert bool(when) is waits
+
+
 def test_frames_that_stop_coming_out_count_after_forwarding_only() -> None:
     def run(forwarded: int) -> float:
         router, rule = Router(), Rule()

@@ -100,6 +100,16 @@ def test_guest_names_survive_quoting(name: str) -> None:
     assert parse(f"guest: {json.dumps(name)}\n", "p").guest == name
 
 
+@pytest.mark.parametrize(("key", "most"), [("guest", 255), ("user", 64)])
+def test_the_longest_name(key: str, most: int) -> None:
+    def text(length: int) -> str:
+        return f"{key}: {'r' * length}\n" + ("guest: qemu:vr1\n" if key == "user" else "")
+
+    assert parse(text(most), "p")
+    with pytest.raises(PolicyErrors, match=f"longer than {most} characters"):
+        parse(text(most + 1), "p")
+
+
 @pytest.mark.parametrize(
     ("pattern", "name"),
     [
