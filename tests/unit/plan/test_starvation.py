@@ -179,6 +179,22 @@ def test_frames_that_stop_coming_out_count_after_forwarding_only() -> None:
     assert run(100) == 0.0, "at a far lower rate"
 
 
+@pytest.mark.parametrize(("quiet", "stands"), [(57, True), (63, False)])
+def test_what_was_sent_is_remembered_for_a_minute(quiet: int, stands: bool) -> None:
+    router, rule = Router(), Rule()
+    at, signs = 100.0, list[Sign]()
+    for seconds, run, rates in (
+        (2, (0.3, 0.3, 0.1, 0.1), (300, 0, 300)),
+        (quiet, (None, None, None, None), (0, 0, 0)),
+        (2, (0.5, 0.5, None, None), (300, 0, 0)),
+    ):
+        for _ in range(int(seconds / TICK)):
+            at += TICK
+            router.go(TICK, run, rates)
+            signs += rule.update(at, [router.sight()])
+    assert bool(signs) is stands
+
+
 @pytest.mark.parametrize(
     ("what", "run", "rates"),
     [
