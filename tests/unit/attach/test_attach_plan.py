@@ -76,6 +76,7 @@ def test_the_order_of_the_steps() -> None:
     made = plan(SwitchRequest(FORTH, ("a",), interface=A1), survey(fake))
     assert names(made) == ["make", "unplug", "bring", "plug", "define"]
     assert [m.mac for m in made.moves] == [A1]
+    assert made.notes == ()
     assert made.moves[0].device.name == "nvt00000a01"
     assert 'dev="nvt00000a01" managed="no"' in made.moves[0].live[1]
 
