@@ -21,7 +21,7 @@ from vsrtune.plan.planner import plan
 from vsrtune.policy.model import AUTO, Policy, PolicyErrors, SchedRule
 from vsrtune.policy.parser import literal, parse
 from vsrtune.policy.schema import schema
-from vsrtune.policy.yaml_reader import MAX_BYTES, dotted
+from vsrtune.policy.yaml_reader import MAX_BYTES, dotted, read
 
 ROOT = Path(__file__).resolve().parents[3]
 READY = sorted((ROOT / "policies").glob("*.yaml"))
@@ -130,6 +130,11 @@ def test_literal(pattern: str, name: str | None) -> None:
 def test_realtime_rules_reset_on_fork() -> None:
     assert SchedRule(SchedClass.RR, 7).sched == Sched(SchedClass.RR, 7, reset_on_fork=True)
     assert SchedRule(SchedClass.OTHER).sched == Sched()
+
+
+def test_every_key_and_item_has_the_line_on_which_it_stands() -> None:
+    lines = read("a:\n- 1\n- b: 2\n\nc: 3\n", "p").lines
+    assert lines == {("a",): 1, ("a", "0"): 2, ("a", "1"): 3, ("a", "1", "b"): 3, ("c",): 5}
 
 
 def test_byte_order_mark_is_no_error() -> None:
