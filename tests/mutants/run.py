@@ -121,7 +121,7 @@ def draw() -> list[WorkItem]:
     return [WorkItem.single(key, mutant) for key, mutant in sorted(found.items())[:SAMPLE]]
 
 
-def session() -> WorkDB:
+def session(equivalent: set[tuple[str, ...]]) -> WorkDB:
     """The sample with the verdicts that still hold. The tests have run once as they are."""
     digest, known = copy_tree(), CACHE / "digest"
     os.chdir(COPY)
@@ -129,8 +129,12 @@ def session() -> WorkDB:
     same = known.exists() and known.read_text() == digest
     again = os.environ.get("AGAIN") == "1"
     db = WorkDB(str(CACHE / "session.sqlite"), WorkDB.Mode.create)
-    done = db.completed_work_items
-    kept = {i.job_id: r for i, r in done if same or (again and word(r) == "killed")}
+    kept = {
+        item.job_id: result
+        for item, result in db.completed_work_items
+        if (word(result) == "killed" and (same or again))
+        or (word(result) in ("survived", "timeout") and same and change(result) not in equivalent)
+    }
     db.clear()
     db.add_work_items(draw())
     for item in db.work_items:
@@ -198,8 +202,9 @@ def judge(mutant: MutationSpec, data: CoverageData, equivalent: set[tuple[str, .
         lines = list(unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm=""))[3:]
         was, now = (" ".join(" ".join(n[1:] for n in lines if n[0] == s).split()) for s in "-+")
         diff = f"{path}:{mutant.start_pos[0]}\n    - {was}\n    + {now}"
-        if (str(path), was, now) in equivalent:
-            return WorkResult(WorkerOutcome.SKIPPED, diff=diff)
+        skipped = WorkResult(WorkerOutcome.SKIPPED, diff=diff)
+        if change(skipped) in equivalent:
+            return skipped
         if not (names := tests_of(mutant, data)):
             diff += "\n    no test executes it"
             return WorkResult(WorkerOutcome.NO_TEST, "", TestOutcome.SURVIVED, diff)
@@ -208,6 +213,12 @@ def judge(mutant: MutationSpec, data: CoverageData, equivalent: set[tuple[str, .
         return WorkResult(WorkerOutcome.ABNORMAL, "", TestOutcome.INCOMPETENT, diff)
     outcome = TestOutcome.SURVIVED if code == 0 else TestOutcome.KILLED
     return WorkResult(WorkerOutcome.NORMAL, OUTPUT.read_text()[-2000:], outcome, diff)
+
+
+def change(result: WorkResult) -> tuple[str, ...]:
+    """The file, the line and what it becomes, as in equivalent.toml."""
+    where, was, now, *_ = str(result.diff).splitlines()
+    return where.partition(":")[0], was.strip()[2:], now.strip()[2:]
 
 
 def word(result: WorkResult) -> str:
@@ -221,7 +232,7 @@ def main() -> int:
         if entry["line"] not in " ".join((TREE / entry["file"]).read_text().split()):
             raise SystemExit(f"equivalent.toml: {entry['file']} no longer has: {entry['line']}")
     equivalent = {(entry["file"], entry["line"], entry["becomes"]) for entry in listed}
-    db, data = session(), CoverageData(str(LINES))
+    db, data = session(equivalent), CoverageData(str(LINES))
     data.read()
     gc.freeze()
     # One of each module. A test that fails here would kill every mutant.
