@@ -1,6 +1,6 @@
 # Everything a developer or CI runs. `make demo` and `make test` set up what they need.
 .DEFAULT_GOAL := help
-.PHONY: help setup lint unit netns kmod lab pair test test-all browser screenshots fuzz demo soak events results bench-scale format clean
+.PHONY: help setup lint unit netns kmod lab pair test test-all browser screenshots fuzz mutants demo soak events results bench-scale format clean
 SHELL := /bin/bash
 SUITE := tests/unit tests/browser tests/netns tests/lab
 
@@ -48,6 +48,9 @@ screenshots: setup ## the pictures in docs/images, made anew; installs Debian's 
 
 fuzz: setup ## every reader of foreign input under atheris (RUNS=10000 inputs each)
 	@tests/fuzz/run
+
+mutants: ## small changes of the code, each of which a unit test should notice (SAMPLE=300 SEED=1)
+	@tests/mutants/run
 
 demo: ## the main job on a real router guest in the lab
 	@tests/lab/demo

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, is_hypothesis_test, settings
+from hypothesis import HealthCheck, Phase, is_hypothesis_test, settings
 from hypothesis.configuration import set_hypothesis_home_dir
 from hypothesis.database import DirectoryBasedExampleDatabase
 
@@ -33,6 +33,10 @@ settings.register_profile(
     max_examples=500,
     derandomize=False,
     database=DirectoryBasedExampleDatabase(EXAMPLES / "examples"),
+)
+# `make mutants` asks whether a test fails, not for the smallest example.
+settings.register_profile(
+    "mutants", settings.get_profile("fixed"), phases=[Phase.explicit, Phase.generate]
 )
 settings.load_profile("fresh" if FRESH else "fixed")
 

@@ -86,12 +86,13 @@ def test_the_order_of_the_steps() -> None:
     made = forth("a", interface=A1)
     assert names(made) == ["make", "unplug", "bring", "plug", "define"]
     assert [m.mac for m in made.moves] == [A1]
+    assert made.notes == ()
     assert made.moves[0].device.name == "nvt00000a01"
     assert 'dev="nvt00000a01" managed="no"' in made.moves[0].live[1]
 
 
 def test_others_on_the_lower_device_are_named_or_taken_along() -> None:
-    with pytest.raises(VsrtuneError, match=f"b {B0} on p0.*--all-of-lower"):
+    with pytest.raises(VsrtuneError, match=f"^p0, p1: .*b {B0} on p0.*--all-of-lower"):
         forth("a")
     assert {m.mac for m in forth("a", all_of_lower=True).moves} == {A0, A1, B0}
     # Only what stands on the same devices goes along.
@@ -178,6 +179,19 @@ def test_back_without_having_been_forth() -> None:
     assert '<source dev="p0" mode="vepa"' in made.moves[0].live[1]
     assert made.moves[0].queue == 250
     assert [d.name for d in made.leaves] == ["nv7"]
+
+
+def test_a_member_does_not_leave_the_device_of_its_group() -> None:
+    text = interface(A0, "p0", 2).replace("type='direct'", "type='ethernet'")
+    text = text.replace("<source dev='p0' mode='bridge'/>", "<target dev='nv7' managed='no'/>")
+    origin = Origin(MadeDevice("nv7", "p0", A0, 2, 1500, 250), "a", "u", text, "", group="pair")
+    host = AttachHostState(
+        (GuestNics("a", "u", (nic(text),), None),),
+        (Link(2, "p0"), Link(7, "nv7", NAPI_KIND, 2, 0, 2, A0, 1500, 250, True)),
+        (origin,),
+    )
+    with pytest.raises(VsrtuneError, match=f"^a: its interface {A0} is on nv7 of the group pair; "):
+        plan(SwitchRequest(BACK, ("a",), config=False), host)
 
 
 # -- policies

@@ -205,6 +205,18 @@ def test_a_move_keeps_the_affinity(host: FakeKernel) -> None:
     assert ops.read(CgroupDir("vr1", OURS)) is False
 
 
+def test_a_cgroup_goes_as_soon_as_its_last_thread_has_left(
+    host: FakeKernel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ops, thread = host.ops(), host.state["threads"]["1020"]
+    ops.write(CgroupDir("vr1", OURS), True)
+    thread["cgroup"] = OURS
+    leaves = {"cgroup": f"{LIBVIRT}/emulator"}
+    monkeypatch.setattr("vsrtune.execute.cgroups.time.sleep", lambda _: thread.update(leaves))
+    ops.write(CgroupDir("vr1", OURS), False)
+    assert OURS not in host.state["cgroups"]
+
+
 def test_a_cgroup_is_made_threaded(host: FakeKernel) -> None:
     target = CgroupDir("vr1", OURS)
     host.ops().write(target, True)

@@ -6,7 +6,9 @@
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,12 +35,32 @@ def test_several_are_done_by_one_line_or_none(path: Path) -> None:
     assert [e.data["n"] for e in read_pending(path)] == [0, 1, 2, 3]
 
 
+def test_what_cannot_be_put_back_stays_and_keeps_no_other_from_it(path: Path) -> None:
+    put_back = []
+
+    def cleaner(data: dict[str, Any]) -> None:
+        if data["n"] == 1:
+            raise ValueError("no such device")
+        put_back.append(data["n"])
+
+    with Ledger.open(path) as ledger:
+        for n in range(3):
+            ledger.add("device", {"n": n})
+        ledger.add("of a later version", {"n": 3})
+        failures = ledger.resolve({"device": cleaner})
+    assert put_back == [2, 0]
+    told = [(f.entry.data["n"], f.what) for f in failures]
+    assert told == [(3, "nothing in this version knows how to undo it"), (1, "no such device")]
+    assert [e.data["n"] for e in read_pending(path)] == [1, 3]
+
+
 def test_a_grown_file_is_written_anew(path: Path) -> None:
     with Ledger.open(path) as ledger:
         kept = ledger.add("kept", {"text": "x" * 100})
         for _ in range(300):
             ledger.done(ledger.add("gone", {"text": "y" * 300}))
             assert path.stat().st_size < 3 * TINY
+            assert stat.S_IMODE(path.stat().st_mode) == 0o600
         new = ledger.add("new", {})
         assert new > kept
     assert [e.kind for e in read_pending(path)] == ["kept", "new"]

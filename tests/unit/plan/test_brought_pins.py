@@ -189,8 +189,10 @@ class TestLibvirt:
 
         before = domain.emulatorPinInfo()
         monkeypatch.setattr(libvirt.virDomain, "setMetadata", refuse)
-        with pytest.raises(WriteError, match="no metadata here"):
-            pins.pin_emulator(domain.UUIDString(), ONE)
+        uuid = domain.UUIDString()
+        said = f"^domain {uuid} emulator: libvirt refused: no metadata here"
+        with pytest.raises(WriteError, match=said):
+            pins.pin_emulator(uuid, ONE)
         assert domain.emulatorPinInfo() == before
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from planning_samples import (
@@ -111,6 +112,28 @@ def test_spoilt_plans_are_not_used(name: str) -> None:
     spoil, reason = SPOILT[name]
     with pytest.raises(PlanError, match=reason):
         verdict(spoil(GOOD.actions))
+
+
+SOFTIRQ = snapshot(router(), on=host(softirq=dict.fromkeys(range(4), Sched())))
+
+
+@pytest.mark.parametrize(
+    "spoilt",
+    [
+        {"target": ThreadSched(HOST_REF, ThreadKey(9, 9, 1), "ksoftirqd/9")},  # of no CPU
+        {"target": ThreadSched(HOST_REF, ThreadKey(10, 10, 1), "ksoftirqd/0")},  # of interrupts
+        {"before": Sched(SchedClass.FIFO, 3)},
+    ],
+)
+def test_a_softirq_thread_that_is_not_as_the_plan_says(spoilt: dict[str, Any]) -> None:
+    policy = parse("guest: vr1\ncpus: {vcpu: 1}\nscheduler: {vcpu: {class: fifo, priority: 10}, "
+                   "softirq: {class: fifo, priority: 11}}\n", "p")  # fmt: skip
+    good = plan(SOFTIRQ, [policy])
+    check(SOFTIRQ, good, {})
+    actions = tuple(replace(a, **spoilt) if a.target.guest == HOST_REF else a for a in good.actions)
+    assert actions != good.actions
+    with pytest.raises(PlanError, match="no such ksoftirqd thread"):
+        check(SOFTIRQ, replace(good, actions=actions), {})
 
 
 def test_outside_the_cpuset() -> None:

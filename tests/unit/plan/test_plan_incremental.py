@@ -138,3 +138,22 @@ def test_a_guest_that_comes_under_auto_is_planned_with_all() -> None:
     assert whole is not None
     alone = replace(snapshot, guests=(samples.guest("vr9", 900),))
     assert incremental.plan_alone(whole, alone, wanted, (), NO_MEMORY) is None
+
+
+def test_a_guest_that_two_policies_name_is_planned_with_all() -> None:
+    texts = ('guest: "vr*"', 'guest: "*9"')
+    wanted = tuple(parse(f"{text}\nqueue: {{macvtap: 200}}\n", text) for text in texts)
+    whole = plan_with_releases(host(), wanted, ()).whole
+    assert whole is not None
+    alone = replace(host(), guests=(samples.guest("vr9", 900),))
+    assert incremental.plan_alone(whole, alone, wanted, (), NO_MEMORY) is None
+
+
+def test_two_guests_of_one_name_are_planned_with_all() -> None:
+    wanted, snapshot = policies("queue-only"), host()
+    whole = plan_with_releases(snapshot, wanted, ()).whole
+    assert whole is not None
+    one = snapshot.guests[0]
+    assert incremental.plan_alone(whole, replace(snapshot, guests=(one,)), wanted, (), NO_MEMORY)
+    twice = replace(snapshot, guests=(one, one))
+    assert incremental.plan_alone(whole, twice, wanted, (), NO_MEMORY) is None

@@ -5,7 +5,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from planning_samples import budget, cpus, host, released, router, snapshot, with_cpusets
+from planning_samples import (
+    budget,
+    change,
+    cpus,
+    host,
+    released,
+    router,
+    snapshot,
+    with_cpusets,
+)
 
 from vsrtune.model.guest import Guest, Role, Sched, WorkerKind
 from vsrtune.model.journal_records import Entry
@@ -112,6 +121,18 @@ def test_other_cpus_mean_leaving_the_root_domain_and_making_another() -> None:
     assert max(leaving) < order.index("partition")
 
 
+def test_cpus_that_a_cgroup_above_does_not_list_are_refused() -> None:
+    seen, ours = applied(new(), policy())
+    groups = tuple(
+        replace(c, cpus="0-1") if c.path == "machine.slice" else c for c in seen.host.cpusets
+    )
+    narrow = replace(seen, host=replace(seen.host, cpusets=groups))
+    refusals = full_plan(narrow, [policy()], entries(new(), ours)).refusals
+    assert [r.reason for r in refusals] == [
+        f"cpus.vhost: the cgroup of vhost macvtap{n}/0 allows CPUs 0-1 only" for n in (10, 11)
+    ]
+
+
 def test_budgets_that_are_asked_no_more_are_taken_back_whole() -> None:
     seen, ours = applied(new(), policy())
     plainer = parse("guest: vr1\ncpus: {vcpu: 1, vhost: 2}\n", "vr1.yaml")
@@ -166,6 +187,23 @@ def test_a_second_guest_on_the_same_cpu_makes_both_float_in_the_slice() -> None:
         "machine.slice"
     ]
     assert [a.target.guest for a in made.actions if isinstance(a.target, Partition)] == [HOST_REF]
+
+
+def test_a_guest_that_the_plan_moves_away_is_not_pushed_off() -> None:
+    other = change(
+        router("vr2", 2000, online="0-2"), Role.VCPU,
+        affinity=cpus("2"), pin=cpus("2"), cpuset_cpus="2", cpuset_effective=cpus("2"),
+    )  # fmt: skip
+    seen = with_cpusets(snapshot(router(online="0-2"), other, on=host(3)))
+    budgets = parse(
+        "guest: vr1\ncpus: {vcpu: 2}\n"
+        "scheduler: {vcpu: {class: deadline, runtime: 2ms, period: 10ms}}\n",
+        "vr1.yaml",
+    )
+    made = plan(seen, [budgets, parse("guest: vr2\ncpus: {vcpu: 1}\n", "vr2.yaml")])
+    assert made.refusals == ()
+    final = project(seen, made)
+    assert [str(g.by_role(Role.VCPU)[0].affinity) for g in final.guests] == ["2", "1"]
 
 
 @pytest.mark.parametrize("runtime", [-1, 0])

@@ -83,6 +83,19 @@ def test_names_of_all_kinds(name: str) -> None:
     holds(snapshot(router(name)), router(name))
 
 
+def test_what_it_says_about_the_guest_and_the_host() -> None:
+    guest = router()
+    head = start(snapshot(guest), guest).text.partition("\n\n")[0]
+    assert head.splitlines()[3:] == [
+        "# Kernel 6.12.0, CPUs 0-3",
+        "# vr1: interrupt CPUs 0 from p0: where its interrupts (34) are served",
+        "# vr1: interrupt CPUs 0 from p1: where its interrupts (35) are served",
+        "# 1 vcpu, 2 vhost workers (threads of QEMU)",
+        "# interfaces: macvtap10 (macvtap on p0), macvtap11 (macvtap on p1)",
+        "# 3 CPUs without interrupts and guests (1-3), 3 threads: one for each",
+    ]
+
+
 def test_plain_qemu() -> None:
     guest = router(source="qemu")
     policy = holds(snapshot(guest), guest)

@@ -147,6 +147,16 @@ def test_a_livelock_in_which_all_get_their_turn_is_a_standstill() -> None:
     assert "none was taken or sent" in signs[0].why
 
 
+@pytest.mark.parametrize(("share", "waits"), [(0.72, True), (0.78, False)])
+def test_a_vcpu_that_waits_for_less_than_a_quarter_of_the_time_is_merely_busy(
+    share: float, waits: bool
+) -> None:
+    router = Router()
+    flood = (9000, 9000, 0)
+    when, _ = watch(5, lambda t: router.go(t, (share, None, None, None), flood), routers=[router])
+    assert bool(when) is waits
+
+
 def test_frames_that_stop_coming_out_count_after_forwarding_only() -> None:
     def run(forwarded: int) -> float:
         router, rule = Router(), Rule()
@@ -167,6 +177,22 @@ def test_frames_that_stop_coming_out_count_after_forwarding_only() -> None:
 
     assert run(300) >= SURE
     assert run(100) == 0.0, "at a far lower rate"
+
+
+@pytest.mark.parametrize(("quiet", "stands"), [(57, True), (63, False)])
+def test_what_was_sent_is_remembered_for_a_minute(quiet: int, stands: bool) -> None:
+    router, rule = Router(), Rule()
+    at, signs = 100.0, list[Sign]()
+    for seconds, run, rates in (
+        (2, (0.3, 0.3, 0.1, 0.1), (300, 0, 300)),
+        (quiet, (None, None, None, None), (0, 0, 0)),
+        (2, (0.5, 0.5, None, None), (300, 0, 0)),
+    ):
+        for _ in range(int(seconds / TICK)):
+            at += TICK
+            router.go(TICK, run, rates)
+            signs += rule.update(at, [router.sight()])
+    assert bool(signs) is stands
 
 
 @pytest.mark.parametrize(

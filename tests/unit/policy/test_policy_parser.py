@@ -21,7 +21,7 @@ from vsrtune.plan.planner import plan
 from vsrtune.policy.model import AUTO, Policy, PolicyErrors, SchedRule
 from vsrtune.policy.parser import literal, parse
 from vsrtune.policy.schema import schema
-from vsrtune.policy.yaml_reader import MAX_BYTES, dotted
+from vsrtune.policy.yaml_reader import MAX_BYTES, dotted, read
 
 ROOT = Path(__file__).resolve().parents[3]
 READY = sorted((ROOT / "policies").glob("*.yaml"))
@@ -100,6 +100,16 @@ def test_guest_names_survive_quoting(name: str) -> None:
     assert parse(f"guest: {json.dumps(name)}\n", "p").guest == name
 
 
+@pytest.mark.parametrize(("key", "most"), [("guest", 255), ("user", 64)])
+def test_the_longest_name(key: str, most: int) -> None:
+    def text(length: int) -> str:
+        return f"{key}: {'r' * length}\n" + ("guest: qemu:vr1\n" if key == "user" else "")
+
+    assert parse(text(most), "p")
+    with pytest.raises(PolicyErrors, match=f"longer than {most} characters"):
+        parse(text(most + 1), "p")
+
+
 @pytest.mark.parametrize(
     ("pattern", "name"),
     [
@@ -120,6 +130,11 @@ def test_literal(pattern: str, name: str | None) -> None:
 def test_realtime_rules_reset_on_fork() -> None:
     assert SchedRule(SchedClass.RR, 7).sched == Sched(SchedClass.RR, 7, reset_on_fork=True)
     assert SchedRule(SchedClass.OTHER).sched == Sched()
+
+
+def test_every_key_and_item_has_the_line_on_which_it_stands() -> None:
+    lines = read("a:\n- 1\n- b: 2\n\nc: 3\n", "p").lines
+    assert lines == {("a",): 1, ("a", "0"): 2, ("a", "1"): 3, ("a", "1", "b"): 3, ("c",): 5}
 
 
 def test_byte_order_mark_is_no_error() -> None:
