@@ -46,6 +46,7 @@ from vsrtune.plan.requirements import (
     Requirements,
     conflicts,
     crowded,
+    label,
     not_online,
     refusal,
     requirements_of,
@@ -336,7 +337,7 @@ def _place(required: Required) -> Seated:
             why = shared[-1:]
         else:
             chosen, domains = root_domains.find(context, snapshot, per_guest, chosen)
-            why = list(domains.refusals)
+            why = [*domains.refusals] or _in_held_partitions(context, per_guest, chosen)
         if not why:
             return Seated(required, per_guest, chosen, domains, required.report.plus(refusals))
         refusals += why
@@ -407,6 +408,28 @@ def _judge(ordered: Ordered) -> Judged:
         )
     final = enforcing(replace(made, warnings=told, drift=drift), inputs.applied)
     return Judged(final, ordered.desired, whole, movers)
+
+
+def _in_held_partitions(
+    context: Context, per_guest: Sequence[Requirements], chosen: Mapping[ThreadKey, Chosen]
+) -> list[Refusal]:
+    """Refusals of guests whose threads would get CPUs of partitions of guests that are not
+    planned for: these partitions stay."""
+    held = context.held(without=[w.guest.ref for w in per_guest])
+    out = []
+    for requirements in per_guest:
+        emulator = [] if requirements.emulator is None else [requirements.emulator]
+        for pin in (*requirements.pins, *emulator):
+            pick = chosen.get(pin.thread.key)
+            if pick is not None and (both := pick.cpus & held):
+                reason = (
+                    f"{label(pin.thread)} would get CPU {both}, which is a root domain of a guest "
+                    "that keeps its settings"
+                )
+                hint = "choose other CPUs, or mend the policy of that guest"
+                out.append(requirements.refusal(pin.keys, reason, hint))
+                break
+    return out
 
 
 def _without(

@@ -6,7 +6,7 @@ vcpus and interfaces that the guest has, threads that are held or must be left a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import product
@@ -28,6 +28,7 @@ from vsrtune.model.host import Host
 from vsrtune.model.plan import Drift, DriftRule, Refusal, Skipped
 from vsrtune.model.targets import (
     DEVICE_SETTINGS,
+    HOST_REF,
     CpusetFile,
     DeviceNumber,
     EmulatorPin,
@@ -74,6 +75,14 @@ class Context:
     def lists(self) -> dict[Target, Value]:
         """The partitions of ``applied`` and their CPU lists."""
         return {t: v for t, v in self.applied.items() if isinstance(t, CpusetFile | Partition)}
+
+    def held(self, without: Collection[str]) -> CpuSet:
+        """The CPUs of the partitions that hold threads of guests, except of these guests. Threads
+        of others cannot run there as long as the partitions stay."""
+        owners = {t.path: t.guest for t in self.lists if isinstance(t, Partition)}
+        groups = (g for g in self.host.cpusets if g.valid and g.path in owners)
+        spared = {HOST_REF, *without}
+        return CpuSet(c for g in groups if owners[g.path] not in spared for c in g.effective)
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,6 +436,8 @@ def _request(
     if thread.sched.cls is SchedClass.DEADLINE and choice is AUTO:
         # A thread that we made DEADLINE keeps its root domain for as long as it is in it.
         cpus = thread.affinity & context.online
+    held = context.held(without=[out.guest.ref]) if cpus is None else CpuSet()
+    allowed -= held
     if cpus is not None and not cpus <= allowed and cpus <= context.online:
         out.refuse(
             keys,
@@ -435,10 +446,11 @@ def _request(
         )
     usable = allowed if thread.role is Role.EMULATOR else allowed - context.irq
     if cpus is None and not usable and thread.role is not Role.EMULATOR:
+        beside = f", root domains of other guests have CPUs {held}" if held else ""
         out.refuse(
             keys,
             f"no CPU is left for {label(thread)}: its cgroup allows {allowed or 'none'}, "
-            f"interrupts are served on {context.irq}",
+            f"interrupts are served on {context.irq}{beside}",
             "widen the cgroup above the guest, or move the interrupts",
         )
         return None

@@ -119,6 +119,40 @@ def test_cpus_of_a_partition_that_goes_are_free_in_the_same_plan() -> None:
     assert host.plan(policies).actions == ()
 
 
+BUDGETS = "class: deadline, runtime: 8ms, period: 10ms"
+AUTO = "cpus: {vcpu: auto, vhost: auto}"
+
+
+def test_auto_keeps_off_the_partitions_of_other_guests() -> None:
+    """One CPU beside the interrupts' is left to vr2."""
+    host = imitated(cpus=5)
+    budgets = f"{AUTO}\nscheduler: {{vcpu: {{{BUDGETS}}}, vhost: {{{BUDGETS}}}}}"
+    assert settle(host, ask(vr1=budgets)).refusals == ()
+    policies = ask(vr1=budgets, vr2=AUTO)
+    plan = host.plan(policies)
+    assert (plan.refusals, host.apply(plan).failed) == ((), ())
+    assert {host.kernel.mask(tid) for tid in (2001, 2021, 2022)} == {"4"}
+    assert host.plan(policies).actions == ()
+
+
+def test_a_guest_for_which_partitions_leave_no_cpu_is_refused_alone() -> None:
+    host = imitated(cpus=4)
+    budgets = f"{AUTO}\nscheduler: {{vcpu: {{{BUDGETS}}}, vhost: {{{BUDGETS}}}}}"
+    settle(host, ask(vr1=budgets))
+    plan = host.plan(ask(vr1=f"{budgets}\nqueue: {{macvtap: 50}}", vr2=AUTO))
+    assert {r.guest for r in plan.refusals} == {"vr2"}
+    assert "root domains of other guests have CPUs 1-3" in plan.refusals[0].reason
+    assert kinds(plan) == [("txqueuelen", False)] * 2
+
+
+def test_a_guest_cannot_have_cpus_of_a_refused_guests_partition() -> None:
+    host = imitated()
+    budgeted(host, "1")
+    plan = host.plan(ask(vr1="cpus: {vcpu: 99}", vr2="cpus: {vcpu: 1}"))
+    assert [r.guest for r in plan.refusals] == ["vr1", "vr2"]
+    assert plan.actions == ()
+
+
 def test_a_pin_that_a_guest_has_brought_waits_while_libvirt_is_busy() -> None:
     host = imitated()
     seen = host.observed()
