@@ -10,6 +10,7 @@ import itertools
 from collections import Counter
 from collections.abc import Iterable
 from contextlib import suppress
+from dataclasses import replace
 
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
@@ -20,10 +21,8 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import DATA_PLANE, REALTIME, Guest, Role, SchedClass
 from vsrtune.model.plan import Plan, plan_text, read_plan
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.model.targets import (
-    HOST_REF,
-    Value,
-)
+from vsrtune.model.targets import HOST_REF, Target, Value
+from vsrtune.plan.full_plan import full_plan
 from vsrtune.policy.matching import policies_of
 from vsrtune.policy.model import Policy
 
@@ -135,6 +134,21 @@ def test_a_guest_is_refused_or_planned_for(situation: Situation) -> None:
     assert read_plan(plan_text(plan, "boot"), "boot") == plan
 
 
+@given(situations())
+def test_the_order_of_policies_and_threads_does_not_change_the_plan(situation: Situation) -> None:
+    plan, seen = situation.plan(), situation.host.observed()
+    turned = replace(
+        seen, guests=tuple(replace(g, threads=tuple(reversed(g.threads))) for g in seen.guests)
+    )
+    again = full_plan(turned, situation.policies[::-1], situation.host.entries())
+    assert {r.guest for r in again.refusals} == {r.guest for r in plan.refusals}
+    assert _written(again) == _written(plan)
+
+
+def _written(plan: Plan) -> set[tuple[Target, str, bool]]:
+    return {(a.target, str(a.after), a.release) for a in plan.actions}
+
+
 # -- plans carried out
 
 
@@ -178,6 +192,43 @@ def test_planning_again_changes_nothing(situation: Situation) -> None:
         # Only what has waited may be left.
         assert waits, list(map(str, again.actions))
     assert again.actions == ()
+
+
+@given(situations(), st.data())
+def test_a_guest_that_leaves_moves_nobody_else(situation: Situation, data: st.DataObject) -> None:
+    """Threads that are placed without loads and have a CPU of their own keep it."""
+    host, policies = situation.clone(), situation.policies
+    last = settle(host, policies)
+    if last.actions or host.loose or len(host.scene.guests) < 2:
+        return
+    alone = _alone(host)
+    gone = data.draw(st.sampled_from([g.ref for g in host.scene.guests]))
+    host.leave(gone)
+    plan = host.plan(policies)
+    # Interrupts that go back, and a guest that is no longer refused, may need the CPUs.
+    refused = {r.guest for r in last.refusals}
+    host_moves = any(a.release and a.target.guest == HOST_REF for a in plan.actions)
+    if host_moves or refused - {gone} != {r.guest for r in plan.refusals}:
+        return
+    managed = asked(host.observed(), policies)
+    by_load = {ref for ref, policy in managed.items() if policy.placement is not None}
+    host.apply(plan)
+    for (ref, tid), cpus in alone.items():
+        if ref in managed.keys() - by_load:
+            assert CpuSet.parse(host.kernel.mask(tid)) == cpus, (ref, tid)
+
+
+def _alone(host: ImitatedHost) -> dict[tuple[str, int], CpuSet]:
+    """The threads of the data plane that have one CPU which none of the others may use."""
+    threads = [
+        (g.ref, t) for g in host.observed().guests for t in g.threads if t.role in DATA_PLANE
+    ]
+    users = Counter(cpu for _, t in threads for cpu in t.affinity)
+    return {
+        (ref, t.key.tid): t.affinity
+        for ref, t in threads
+        if len(t.affinity) == 1 and users[t.affinity.first()] == 1
+    }
 
 
 @given(situations())

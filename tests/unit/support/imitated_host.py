@@ -31,6 +31,7 @@ from vsrtune.model.journal_records import Entry, Fold
 from vsrtune.model.load import data_plane, measured, merged, moves
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import CgroupTarget
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.policy.model import Policy
 
@@ -107,6 +108,28 @@ class ImitatedHost:
     def undo(self) -> Result:
         journal = self.journal()
         return executor.undo(self._ops(journal), journal)
+
+    def leave(self, ref: str) -> None:
+        """The guest ends, and the journal drops what went with it."""
+        gone = next(g for g in self.scene.guests if g.ref == ref)
+        rest = tuple(g for g in self.scene.guests if g is not gone)
+        self.scene = replace(self.scene, guests=rest)
+        state = self.kernel.state
+        for thread in gone.threads:
+            del state["threads"][str(thread.key.tid)]
+        shared = {i.target for g in rest for i in g.interfaces}
+        for interface in gone.interfaces:
+            if interface.target not in shared:
+                del state["devices"][interface.target]
+        domain = state["domains"].pop(gone.uuid, None)
+        if domain is not None:
+            scope = domain["path"].rpartition("/")[0]
+            for path in [p for p in state["cgroups"] if f"{p}/".startswith(f"{scope}/")]:
+                del state["cgroups"][path]
+        journal = self.journal()
+        for target in [e.target for e in self.entries() if e.target.guest == ref]:
+            if not isinstance(target, CgroupTarget) or target.path not in state["cgroups"]:
+                journal.drop(target, "its guest has ended")
 
     def _ops(self, journal: Journal) -> LiveSysOps:
         ops = LiveSysOps(root=self.kernel, calls=self.kernel, original=journal.original)
