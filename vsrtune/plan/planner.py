@@ -415,7 +415,7 @@ def _in_held_partitions(
 ) -> list[Refusal]:
     """Refusals of guests whose threads would get CPUs of partitions of guests that are not
     planned for: these partitions stay."""
-    held = context.held(without=[w.guest.ref for w in per_guest])
+    held = context.held("", [w.guest.ref for w in per_guest])
     out = []
     for requirements in per_guest:
         emulator = [] if requirements.emulator is None else [requirements.emulator]

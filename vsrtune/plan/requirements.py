@@ -76,13 +76,18 @@ class Context:
         """The partitions of ``applied`` and their CPU lists."""
         return {t: v for t, v in self.applied.items() if isinstance(t, CpusetFile | Partition)}
 
-    def held(self, without: Collection[str]) -> CpuSet:
-        """The CPUs of the partitions that hold threads of guests, except of these guests. Threads
-        of others cannot run there as long as the partitions stay."""
+    def held(self, cgroup: str, guests: Collection[str] = ()) -> CpuSet:
+        """The CPUs of the partitions for threads of guests, except for ``cgroup`` and those of
+        ``guests``. Threads elsewhere cannot run there as long as the partitions stay."""
         owners = {t.path: t.guest for t in self.lists if isinstance(t, Partition)}
         groups = (g for g in self.host.cpusets if g.valid and g.path in owners)
-        spared = {HOST_REF, *without}
-        return CpuSet(c for g in groups if owners[g.path] not in spared for c in g.effective)
+        spared = {HOST_REF, *guests}
+        return CpuSet(
+            c
+            for g in groups
+            if g.path != cgroup and owners[g.path] not in spared
+            for c in g.effective
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,7 +441,7 @@ def _request(
     if thread.sched.cls is SchedClass.DEADLINE and choice is AUTO:
         # A thread that we made DEADLINE keeps its root domain for as long as it is in it.
         cpus = thread.affinity & context.online
-    held = context.held(without=[out.guest.ref]) if cpus is None else CpuSet()
+    held = context.held(thread.cgroup) if cpus is None else CpuSet()
     allowed -= held
     if cpus is not None and not cpus <= allowed and cpus <= context.online:
         out.refuse(
@@ -446,7 +451,7 @@ def _request(
         )
     usable = allowed if thread.role is Role.EMULATOR else allowed - context.irq
     if cpus is None and not usable and thread.role is not Role.EMULATOR:
-        beside = f", root domains of other guests have CPUs {held}" if held else ""
+        beside = f", root domains of other threads have CPUs {held}" if held else ""
         out.refuse(
             keys,
             f"no CPU is left for {label(thread)}: its cgroup allows {allowed or 'none'}, "

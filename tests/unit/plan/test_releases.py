@@ -141,7 +141,7 @@ def test_a_guest_for_which_partitions_leave_no_cpu_is_refused_alone() -> None:
     settle(host, ask(vr1=budgets))
     plan = host.plan(ask(vr1=f"{budgets}\nqueue: {{macvtap: 50}}", vr2=AUTO))
     assert {r.guest for r in plan.refusals} == {"vr2"}
-    assert "root domains of other guests have CPUs 1-3" in plan.refusals[0].reason
+    assert "root domains of other threads have CPUs 1-3" in plan.refusals[0].reason
     assert kinds(plan) == [("txqueuelen", False)] * 2
 
 

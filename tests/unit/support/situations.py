@@ -385,8 +385,8 @@ def situations(draw: st.DrawFn, past: bool | None = None, strangers: bool = True
     for _ in range(draw(st.sampled_from((0, 0, 1, 2)))):
         story.append("at first: " + draw(changes(on))[0])
     before = on.visible()
-    # Once a root domain stands, `auto` beside it is not sound yet: it takes the partition's CPUs,
-    # which the cgroups outside have lost.
+    # Once a root domain stands, lists by hand that take its CPUs, and undo after a plan that was
+    # cut short, are not sound yet with `auto` beside it.
     budgets = not draw(st.integers(0, 3))
     policies: Policies = ()
     touched: set[Row] = set()
