@@ -21,6 +21,7 @@ from vsrtune.model.stepdown import NO_STEPS, Steps
 from vsrtune.model.targets import (
     HOST_REF,
     CgroupTarget,
+    DeviceNumber,
     Partition,
     PartitionState,
     Pin,
@@ -146,7 +147,13 @@ def _released(inputs: Inputs, judged: Judged) -> frozenset[Target]:
     spared = (g for g in snapshot.guests if g.ref in refused)
     if not budgets and not any(asks_of_host(p) for g in spared for p in policies_of(g, policies)):
         running.add(HOST_REF)
-    out = {t for t in applied if t.guest in running - refused and t not in judged.desired}
+    out = {
+        t
+        for t, value in applied.items()
+        if t.guest in running - refused
+        and t not in judged.desired
+        and not _asked_by_another(judged, t, value)
+    }
     out |= {
         t
         for t in applied
@@ -170,6 +177,15 @@ def _released(inputs: Inputs, judged: Judged) -> frozenset[Target]:
     changing -= refused
     out |= {t for t, v in applied.items() if t.guest in changing and _is_deadline(v)}
     return frozenset(out)
+
+
+def _asked_by_another(judged: Judged, target: Target, written: Value) -> bool:
+    """Whether a guest that shares the device asks for the value that is there. Given back and
+    written again, it would make a ring anew twice."""
+    return isinstance(target, DeviceNumber) and any(
+        isinstance(other, type(target)) and other.ifindex == target.ifindex and value == written
+        for other, value in judged.plan.for_verify.items()
+    )
 
 
 def _broken(snapshot: Snapshot, applied: Mapping[Target, Value]) -> set[str]:

@@ -19,9 +19,16 @@ from situations import Row, Situation, settle, situations
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import DATA_PLANE, REALTIME, Guest, Role, SchedClass
-from vsrtune.model.plan import Plan, plan_text, read_plan
+from vsrtune.model.plan import Action, Plan, plan_text, read_plan
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.model.targets import HOST_REF, Target, Value
+from vsrtune.model.targets import (
+    HOST_REF,
+    CgroupTarget,
+    DeviceNumber,
+    QueueCpus,
+    Target,
+    Value,
+)
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.policy.matching import policies_of
 from vsrtune.policy.model import Policy
@@ -147,6 +154,41 @@ def test_the_order_of_policies_and_threads_does_not_change_the_plan(situation: S
 
 def _written(plan: Plan) -> set[tuple[Target, str, bool]]:
     return {(a.target, str(a.after), a.release) for a in plan.actions}
+
+
+@given(situations(past=True))
+def test_a_release_touches_nothing_that_another_guest_asks_for(situation: Situation) -> None:
+    plan, seen = situation.plan(), situation.host.observed()
+    refused = {r.guest for r in plan.refusals}
+    policies = {r: p for r, p in asked(seen, situation.policies).items() if r not in refused}
+    for action in plan.actions:
+        if not action.release:
+            continue
+        target = action.target
+        for guest in seen.guests:
+            policy = policies.get(guest.ref)
+            if policy is not None and guest.ref != target.guest:
+                assert not _asks(seen, guest, policy, action), f"{target} of {guest.ref}"
+        # Nothing of the host goes and comes back.
+        if target.guest == HOST_REF and not isinstance(target, CgroupTarget):
+            again = [a for a in plan.actions if a.target == target and not a.release]
+            assert [a for a in again if a.after == action.before] == [], target
+
+
+def _asks(seen: Snapshot, guest: Guest, policy: Policy, release: Action) -> bool:
+    """Whether a policy asks for the very value that a release takes away."""
+    target, now = release.target, release.before
+    if isinstance(target, DeviceNumber):
+        mine = any(i.ifindex == target.ifindex for i in guest.interfaces)
+        return mine and policy.asked(type(target)) == now
+    if target.guest == HOST_REF and target.kind in ("irq-affinity", "queue-cpus"):
+        names = {name for i in guest.interfaces for name in i.lower}
+        below = [n for n in seen.host.nics if n.name in names]
+        if isinstance(target, QueueCpus):
+            return policy.moves_irqs == now and target.device in names
+        numbers = {i.number for n in below for i in n.irqs}
+        return policy.moves_irqs == now and getattr(target, "irq", None) in numbers
+    return False
 
 
 # -- plans carried out

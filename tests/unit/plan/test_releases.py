@@ -153,6 +153,19 @@ def test_a_guest_cannot_have_cpus_of_a_refused_guests_partition() -> None:
     assert plan.actions == ()
 
 
+def test_a_ring_stays_when_another_guest_of_its_device_asks_for_the_same_length() -> None:
+    host = imitated()
+    one, two = host.scene.guests
+    both = replace(two, interfaces=one.interfaces)
+    host = ImitatedHost(replace(host.scene, guests=(one, both)))
+    settle(host, ask(vr1="queue: {macvtap: 200}"))
+    assert host.plan(ask(vr2="queue: {macvtap: 200}")).actions == ()
+    settle(host, ask(vr2="queue: {macvtap: 50}"))
+    settle(host, ())
+    lengths = {host.kernel.state["devices"][i.target]["tx_queue_len"] for i in one.interfaces}
+    assert (lengths, host.entries()) == ({500}, ())
+
+
 def test_a_pin_that_a_guest_has_brought_waits_while_libvirt_is_busy() -> None:
     host = imitated()
     seen = host.observed()
