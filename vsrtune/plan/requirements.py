@@ -12,6 +12,7 @@ from functools import cached_property
 from itertools import product
 
 from vsrtune.core.cpuset import CpuSet
+from vsrtune.model.cpuset_tree import find
 from vsrtune.model.deadline import bandwidth
 from vsrtune.model.guest import (
     DATA_PLANE,
@@ -79,15 +80,17 @@ class Context:
     def held(self, cgroup: str, guests: Collection[str] = ()) -> CpuSet:
         """The CPUs of the partitions for threads of guests, except for ``cgroup`` and those of
         ``guests``. Threads elsewhere cannot run there as long as the partitions stay."""
-        owners = {t.path: t.guest for t in self.lists if isinstance(t, Partition)}
-        groups = (g for g in self.host.cpusets if g.valid and g.path in owners)
-        spared = {HOST_REF, *guests}
-        return CpuSet(
-            c
-            for g in groups
-            if g.path != cgroup and owners[g.path] not in spared
-            for c in g.effective
-        )
+        cpus = CpuSet()
+        for target in self.lists:
+            if (
+                isinstance(target, Partition)
+                and target.path != cgroup
+                and target.guest not in {HOST_REF, *guests}
+                and (group := find(self.host.cpusets, target.path)) is not None
+                and group.valid
+            ):
+                cpus |= group.effective
+        return cpus
 
 
 @dataclass(frozen=True, slots=True)
