@@ -395,7 +395,13 @@ def _judge(ordered: Ordered) -> Judged:
         *interrupts.warnings(result, per_guest),
     )
     concerned = ordered.left | {a.target for a in made.actions}
-    drift = tuple(d for target, d in matched.drifts.items() if target in concerned)
+    # What was left as somebody changed it may be why its guest is refused.
+    refusals = {r.guest for r in made.refusals}
+    drift = tuple(
+        d
+        for target, d in matched.drifts.items()
+        if target in concerned or (d.left and target.guest in refusals)
+    )
     whole = None
     if not made.refusals:
         whole = remember(

@@ -23,6 +23,7 @@ from vsrtune.core.errors import VsrtuneError, WriteError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.execute.journal import Journal
 from vsrtune.host.filesystem import boot_id
+from vsrtune.model.guest import Sched, SchedClass
 from vsrtune.model.snapshot import Problem, Snapshot
 
 GOOD = 'guest: "*"\ncpus: {vcpu: 1, vhost: 2}\nqueue: {macvtap: 300}\n'
@@ -93,6 +94,17 @@ class TestShow:
         assert vcpu[-3:] == ["libvirt", "cpus.vcpu", "report"]
         assert vhost[-3:] == ["unknown", "cpus.vhost", "report"]
         assert run("plan") == 0
+        assert "Changed since" in run.out
+
+    def test_what_was_changed_is_shown_where_it_makes_the_plan_refuse(self, run: Cli) -> None:
+        turns = "{class: rr, priority: 10}"
+        one_cpu = f"cpus: {{vcpu: 2, vhost: 2}}\nscheduler: {{vcpu: {turns}, vhost: {turns}}}\n"
+        run.policy(f'guest: "*"\n{one_cpu}drift: {{scheduler.vhost: report}}\n')
+        assert run("apply") == 0
+        run.host.change("vhost", sched=Sched(SchedClass.OTHER))
+        assert run("verify") != 0
+        assert "would share CPU 2" in run.err
+        assert run("show") == 0
         assert "Changed since" in run.out
 
     def test_only_the_guests_asked_for(self, run: Cli) -> None:
