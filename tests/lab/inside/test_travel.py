@@ -38,7 +38,8 @@ def shape(guest: LabGuest, pid: int = 0) -> list[str]:
                     lines.append(f"{beneath(str(path))} {file}: {text}")
     lines += [f"queue: {labhelp.text(f'/sys/class/net/{guest.device(n)}/tx_queue_len')}"
               for n in (0, 1)]  # fmt: skip
-    return sorted(lines)
+    # The workers of QEMU that come and go are as its main thread is, and have its name.
+    return sorted(set(lines))
 
 
 def beneath(path: str) -> str:
