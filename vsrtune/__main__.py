@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """``python3 -m vsrtune``."""
 
 from vsrtune.cli.main import main

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Makes and ends the clones of a switch.
 
 Every method first checks what exists, so all of them may be repeated.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Makes and removes vsrtune's devices for guests, and keeps them apart from others' devices.
 
 Every method first checks what exists, so all of them may be repeated. They raise WriteError, and

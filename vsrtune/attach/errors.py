@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The errors of a switch of attachments, as an operator reads them."""
 
 from __future__ import annotations

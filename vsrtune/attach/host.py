@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The primitive calls with which a switch reads and changes this host, one each.
 
 They are separate from the rules (transaction.py), so that tests can run these against an imitated

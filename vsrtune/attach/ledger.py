@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The ledger of switches and of the devices, guests and groups that they made.
 
 An entry of kind STEP is a step that was begun and not retired, ORIGIN a device that vsrtune made,

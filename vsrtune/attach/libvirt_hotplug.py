@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """libvirt domains: reads their XML, plugs and unplugs interfaces, changes definitions."""
 
 from __future__ import annotations

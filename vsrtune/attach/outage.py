@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Measures how long a guest does not forward, by the counters of its host devices.
 
 The guest's macvtap or napi_macvtap device counts the frames that the guest sends. The outage is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Files of clones: overlays of a template's disks, made with qemu-img, and copies.
 
 A file appears under its name whole or not at all, and never in the place of another.

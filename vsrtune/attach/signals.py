@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Signals that would end a command in the middle of changes that it has to take back."""
 
 from __future__ import annotations

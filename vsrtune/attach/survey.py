@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Reads the host for the planning of a switch: guests, links, and our devices."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The work between switches: makes and brings up devices that a guest needs, removes devices that
 nobody needs any more, and clones whose group was deleted.
 

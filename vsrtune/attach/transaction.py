@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Carries a switch out, and puts the guests back if it does not complete.
 
 Each step is in the ledger before it begins; one line retires all steps when the last is done.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Child processes of the bench, agents and the guard: modules of vsrtune that talk in lines of
 JSON."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """``vsrtune bench``: measure routers, compare configurations, render stored results."""
 
 from __future__ import annotations

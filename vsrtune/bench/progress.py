@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Shows the progress of a run on standard error.
 
 A terminal gets a bar; otherwise each trial gets a line, so that a log tells the same.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Runs a bench from specification to outcome.
 
 Contexts are left in reverse order: the routers get their configuration back while the tester

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """``vsrtune apply`` and ``vsrtune undo``: change the host once."""
 
 from __future__ import annotations

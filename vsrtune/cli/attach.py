@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """``vsrtune attach``: moves guests between macvtap and NAPI-macvlan, and back."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Attachments for plan, verify, apply and undo: survey them, report them, switch them."""
 
 from __future__ import annotations

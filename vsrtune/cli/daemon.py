@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """``vsrtune daemon``: assembles the daemon and runs it."""
 
 from __future__ import annotations

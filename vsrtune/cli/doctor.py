@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """``vsrtune doctor``: is this host fit for what vsrtune offers?"""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """``vsrtune group``: several guests that are one router."""
 
 from __future__ import annotations

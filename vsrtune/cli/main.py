@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The ``vsrtune`` command: finds the subcommand, turns errors into exit codes.
 
 Subcommands live in the modules that COMMANDS names, which are imported when they are called,

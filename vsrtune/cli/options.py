@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Options and helpers that several subcommands share."""
 
 from __future__ import annotations

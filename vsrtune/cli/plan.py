@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """``vsrtune plan`` and ``vsrtune verify``: observe, compare, change nothing."""
 
 from __future__ import annotations

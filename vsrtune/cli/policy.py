@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """``vsrtune policy``: check files, print the schema, write a starting policy."""
 
 from __future__ import annotations

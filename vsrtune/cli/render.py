@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Tables and sentences on the screen.
 
 On a terminal they are as wide as it is: what does not fit is cut or continued on the next line.

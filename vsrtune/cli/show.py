@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """``vsrtune show`` and ``vsrtune record``."""
 
 from __future__ import annotations

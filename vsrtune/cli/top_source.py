@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The host that `vsrtune top` shows, this one or a recorded one: its samples and plans."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """A frame of `vsrtune top` on a terminal of a given size.
 
 Every row takes one line, so the rows that fit are known beforehand: a line tells the number of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """A context manager base for classes with ``close``."""
 
 from __future__ import annotations

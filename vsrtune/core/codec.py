@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """JSON for frozen dataclasses: exact round trip, errors that name the field."""
 
 from __future__ import annotations

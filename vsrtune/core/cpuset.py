@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """An immutable set of CPU numbers in the kernel's list format."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Errors an operator can meet: what happened, where, and what to do next."""
 
 from __future__ import annotations

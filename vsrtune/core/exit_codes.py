@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The exit codes of all subcommands: one number means one thing everywhere."""
 
 from __future__ import annotations

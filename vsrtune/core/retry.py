@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """When to retry after a failure, and which messages were issued already."""
 
 from __future__ import annotations

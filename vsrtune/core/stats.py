@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Statistics of measurements: ratios of interleaved pairs, spread, fairness, fits.
 
 The interval of a median is exact: it runs between two of the sorted values (inversion of the sign

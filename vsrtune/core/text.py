@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Text for people: times as policies and messages write them (``8ms``, ``200us``), and the
 printable form of foreign text."""
 

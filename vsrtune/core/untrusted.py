@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """JSON and XML that others wrote, read within limits.
 
 QEMU's command line, libvirt's XML, QMP and files on disk come from elsewhere. The readers here

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The daemon's work on attachments: recover, keep the devices, follow the policies.
 
 A switch belongs to whoever holds its ledger. When a free ledger holds a switch, the process

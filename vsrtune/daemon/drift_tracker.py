@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """What passes remember about settings that others change: how often, and when to try again.
 
 A pin that moved without libvirt's knowledge is observed for a moment before it is put back

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The daemon's HTTP server: Prometheus metrics, the status page, and the same as data.
 
 Every answer is made from the last DaemonState published, never from the host, except the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Logging: structured journald fields under systemd, plain lines on stderr elsewhere.
 
 Names in a message come from others, so they pass through ``printable``: a record is one

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Loads for the daemon: measures them while a policy places by load, counts moves, and saves
 the loads for other processes."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The daemon's loop: things get dirty, a pass cleans up; stop undoes everything.
 
 Signal handlers and event threads only set flags and wake the loop. Only the loop's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Logs plans and their results for the operator."""
 
 from __future__ import annotations

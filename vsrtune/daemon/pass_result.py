@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The state of each guest after a pass: tuned or not, and how much differs from its policy."""
 
 from __future__ import annotations

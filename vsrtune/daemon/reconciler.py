@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """One pass over the host: observe, plan, apply, and remember how it went.
 
 Between passes only steps down (``step_down``) and switches of attachments change the host. A

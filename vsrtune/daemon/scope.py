@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The scope of a pass: some guests, or everything."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """What the daemon tells systemd: READY, RELOADING, STOPPING, WATCHDOG, STATUS (sd_notify(3))."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """What two successive passes tell about threads: use of budgets, and whether to trace."""
 
 from __future__ import annotations

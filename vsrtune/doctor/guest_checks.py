@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Checks of the running guests: workers, devices, queues, classes."""
 
 from __future__ import annotations

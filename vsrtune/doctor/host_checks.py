@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Checks of the host: kernel, CPUs, interrupts, scheduling."""
 
 from __future__ import annotations

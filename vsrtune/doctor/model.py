@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Facts and findings of `vsrtune doctor`: values, and nothing that reads them."""
 
 from __future__ import annotations

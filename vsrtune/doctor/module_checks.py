@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Checks of the kernel module and of the attachments that need it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Reads and writes cgroups of our own, CPU lists of cgroups, and cpuset partitions."""
 
 from __future__ import annotations

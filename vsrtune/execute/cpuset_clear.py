@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Empties ``cpuset.cpus`` of a cgroup with threads again, as it was before a pin.
 
 The kernel refuses that while the cgroup is populated (``validate_change``: ENOSPC), so ``clear``

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The meaning of an errno for each operation on the host: the only classification table.
 
 A verdict tells whether the object is gone, whether a later try can help, why the kernel gives

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Executes plans, undoes them, and resolves unfinished writes of a crash, with the journal.
 
 Each guest is a transaction. Actions run in the plan's order, guests interleaved as planned. When

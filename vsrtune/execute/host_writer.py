@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Reads and writes one action target on the host: the only writer.
 
 Every read and write first checks that the object is still the one that the target names: a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The journal: the settings that we changed on the host and their originals, safe against crashes.
 
 A log (``jsonl_log``) of the records that ``journal_records`` defines. A file belongs to one boot:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """A log on disk, which the journal and the ledgers keep their records in.
 
 Append-only JSON lines, fsynced one by one. The first line is a header with the version of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """A ledger: the changes of this host that have to be put back, on disk before they are made.
 
 The user adds an entry before it changes the host, and marks the entry done after it has put the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Pins vcpus and the emulator through libvirt, on the running domain only.
 
 Before a pin, the domain's metadata gets the CPUs to which libvirt pinned before us (``carried``):

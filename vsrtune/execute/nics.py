@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Reads and writes the settings of network devices: files in sysfs, and CPUs of interrupts.
 
 An interrupt is the right one if its number is still its driver's: /sys/kernel/irq/N/actions names

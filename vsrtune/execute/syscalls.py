@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The primitive calls with which host_writer changes a host, one kernel or libvirt call each.
 
 They are separate from host_writer so that tests can run its rules against an imitated kernel, and

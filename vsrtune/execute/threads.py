@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Reads the identity, mask, cgroup and cpuset of one thread of the host; writes mask and cpuset.
 
 A thread that is to have all CPUs of its cpuset gets a mask of all possible CPUs. The kernel cuts

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Judges which devices of a guest a second guest can have too, and adapts them. Pure.
 
 Unknown devices are refused, because a device that names something of the host may work for one

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """A disk of a template, and its overlay to which a clone writes instead. Pure."""
 
 from __future__ import annotations

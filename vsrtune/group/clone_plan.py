@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Plans the members of a group that are made from its template. Pure.
 
 The template and its clones are protected from each other: clones write to overlays, and while the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Makes the definition of a clone from its template's. Pure.
 
 The guest sees the same machine: addresses of devices, disks, firmware, all settings of CPUs and

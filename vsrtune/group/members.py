@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Finds and judges the guests of a group and their interfaces, for every kind of group. Pure."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Lays out a multistage router (MSR): balancers in front of routers. Pure.
 
 Invariants:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The nftables rules of a balancer, as text for ``nft -f`` in its guest. Pure.
 
 Frames never reach the guest's own stack. On the outside:

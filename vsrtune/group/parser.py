@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Parses group files: YAML text to a frozen Group, every error with its line.
 
 A group is several guests that are one router. pvr.py and msr.py judge everything that depends on

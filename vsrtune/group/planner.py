@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Plans the steps that make several guests one router, and separate them again. Pure.
 
 Invariants, which hold before and after each of these switches:

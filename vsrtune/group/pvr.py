@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Lays out parallel virtual routers (PVR): members that share one device on each side. Pure.
 
 All members stand on the same device of each side, one queue each: with a second queue a member

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Plans which members of a group are plugged in: drain and scale, for every kind. Pure."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The JSON Schemas of group files, one for each kind. docs/groups.md describes the keys."""
 
 from __future__ import annotations

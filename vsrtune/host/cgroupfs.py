@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """cgroup v2 cpusets, and libvirt's cgroup names."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The CPUs of the host, their times, and the kernel's books of class deadline on them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """``ethtool -S`` and ``--show-priv-flags`` of this host: a driver's own statistics and flags by
 name.
 

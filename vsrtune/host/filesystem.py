@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The interface through which readers access a host, and its implementation for this one."""
 
 from __future__ import annotations

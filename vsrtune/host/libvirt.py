@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """libvirt: which domains run, their XML, and libvirt's own view of the pins."""
 
 from __future__ import annotations

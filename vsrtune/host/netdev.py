@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Network devices from sysfs: the devices below a guest's interface."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Network links of this host's kernel over route netlink, through pyroute2 0.7.
 
 pyroute2 takes 130 ms and 12 MiB to import, and its import runs uname(1) and file(1). The functions

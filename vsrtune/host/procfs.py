@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Processes and threads from /proc."""
 
 from __future__ import annotations

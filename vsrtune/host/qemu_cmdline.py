@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """A QEMU command line: the guest's name, its monitors and its network back ends."""
 
 from __future__ import annotations

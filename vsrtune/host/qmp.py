@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Ask a plain QEMU which thread runs which vcpu."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """A recorded host: its answers in one file, and the interfaces through which readers get them.
 
 The file is JSON with one path a line, in a fixed order, so that diff compares recordings.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """sched_setattr(2) and sched_getattr(2), which the C library does not offer.
 
 ``struct sched_attr`` is used in its first form (48 bytes, version 0 of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """vsrtune's own files, which are written whole or not at all. Functions raise OSError."""
 
 from __future__ import annotations

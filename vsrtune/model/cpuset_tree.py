@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """cpusets of cgroups, sorted by path.
 
 Their number grows with the number of guests. The order makes it possible to find a cgroup, or to

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The daemon's state after a pass, frozen, for metrics and the STATUS line."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """SCHED_DEADLINE arithmetic: percentages, bandwidths, and what the kernel admits.
 
 Bandwidths are integers in units of 1/2**20 of one CPU, rounded down as the kernel

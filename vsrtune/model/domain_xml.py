@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Domain XML: a guest's interfaces, its pins with vsrtune's notes on them, and its disk files.
 
 An interface that is put on another device keeps what the guest sees (MAC, model, PCI address, boot

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The observed guests as frozen values, as the planner sees them.
 
 The key of a thread is its pid, tid and start time, so that a reused tid is never taken for the

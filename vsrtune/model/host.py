@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The machine: CPUs, network devices below the guests, interrupts, competing daemons."""
 
 from __future__ import annotations

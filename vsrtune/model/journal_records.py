@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The meaning of journal records: the fold from records to live entries. Pure.
 
 Records (one JSON object each, ``r`` names the kind):

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The share of a CPU that each thread demands, in windows of time.
 
 A window runs from one reading of a thread to the first one at least ``LEAST_NS`` later (less where

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The counters of a device of our kernel module (`ethtool -S`), read from names to values.
 
 A counter that the loaded module does not have is None, never 0. Unknown names are ignored.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """A plan: actions in order, skipped settings, refusals and drift; and its JSON, which
 ``vsrtune plan --json`` prints and ``apply --plan`` executes."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The settings that a snapshot shows: their targets, their present values, and lower devices after
 a change of one."""
 

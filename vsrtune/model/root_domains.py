@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The root domains of an observed host."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The host and its guests at one moment, and slices of such a snapshot."""
 
 from __future__ import annotations

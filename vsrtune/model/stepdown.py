@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """How far a guest's tuning is stepped down.
 
 The guard steps a guest down when its real-time threads keep each other, or threads that the host

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Everything that vsrtune can change on a host: targets and their values.
 
 Every target identifies its object so tightly (start times, ifindex, pid of the domain) that a

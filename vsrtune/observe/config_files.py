@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Reads policy files from directories and reports the errors of all files together."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """One guest from its QEMU process: threads with their roles, interfaces, workers."""
 
 from __future__ import annotations

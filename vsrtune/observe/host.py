@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Reads the parts of a host that belong to no guest."""
 
 from __future__ import annotations

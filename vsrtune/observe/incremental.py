@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The results of a pass over the host that the next pass needs, and a check whether they hold."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Measures the CPU time that threads demand, a few file reads at a time.
 
 It reads /proc/TID/schedstat itself, because the data that a pass shows of an unchanged thread may

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Compose the readers into one Snapshot. A reader that fails leaves a Problem and hides nothing
 else."""
 

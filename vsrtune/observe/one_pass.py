@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """One pass over the host: all of it, or some guests while the rest stays as it was."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The processes of a host, kept between passes, so that a pass reads new ones only.
 
 A process that was read twice and is still the same one, by its identity in /proc, is not read

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Record a host, so that its observation can be repeated on any machine.
 
 A recording keeps everything that a real observation reads and nothing else, so it holds exactly

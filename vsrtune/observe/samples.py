@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Reads samples beside the snapshot: for `vsrtune top` the times of threads and CPUs and where
 frames are dropped, for `vsrtune try` the frames of guests. It only reads."""
 

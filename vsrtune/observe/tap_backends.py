@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The host devices behind a guest's NICs, from the open descriptors of its QEMU, its command line,
 and libvirt's XML."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Traces: the kernel counts for a moment who transmits and where frames are received.
 
 Each trace has its own tracefs instance with hist triggers, so the kernel counts without copying

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Decides who is a guest, once for each QEMU process, before its own statements are read.
 
 Root of the host and libvirt are trusted. A process is not: it chooses its name, its command line,

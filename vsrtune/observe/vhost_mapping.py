@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Which vhost worker serves which interface and queue.
 
 The kernel does not say (every worker is ``vhost-<pid>``), so the mapping rests on two facts. The

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Turns chosen CPUs and scheduling rules into ordered actions and skips."""
 
 from __future__ import annotations

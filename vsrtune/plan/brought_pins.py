@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Pins of ours that a guest has brought along: they are put back before anything else.
 
 Such a guest was saved, migrated or reverted while it was tuned. libvirt has started it with

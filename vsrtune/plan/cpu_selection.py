@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Selects CPUs for all guests: lists as written, then ``auto``, then the emulators, which get
 the remaining CPUs."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Drift: which settings somebody changed, who did, and what the plan does about it.
 
 The planner determines the drift before it plans. It plans nothing for a setting that is left

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The plan of a pass: releases of what no policy asks for any more, then what policies ask for.
 
 A release is an action like any other: `plan` shows it, a stored plan holds it, and the journal

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Plans some guests alone, if they and the other guests cannot affect each other.
 
 A whole plan remembers the inputs of each guest. A guest with the same inputs again (the same

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Which CPUs serve the interrupts of the NICs below a guest (``cpus.irq: auto``).
 
 A guest thread there competes with the SoftIRQ that feeds it (Abeni et al., section 3.2), so

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Moves the work of the lower NICs to the interrupt CPUs (``irq.set``).
 
 For each lower device of the guest's interfaces, down to the physical ones, the plan moves

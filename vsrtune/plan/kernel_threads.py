@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Scheduling of ksoftirqd beside realtime guest threads, threaded NAPI, and the slice of class rr.
 
 When a vhost worker sends a frame to a veth or to another guest, the SoftIRQ of the sending CPU

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The order in which a plan writes; no other place defines it.
 
 Undo reverses the order. During a plan and its undo

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Turns a snapshot and policies into a Plan, without touching the host.
 
 ``_pipeline`` runs the stages in order: each takes the value of the previous stage and returns

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The requirements of a policy for one guest's threads on this host, before CPU selection.
 
 This module judges everything that needs the host but not the other guests: CPUs that exist,

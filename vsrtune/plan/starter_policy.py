@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """A starting policy for one guest of a host, as text with comments.
 
 Candidates are planned on the snapshot, the most useful first. The first that the host does not

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Warnings about what a plan allows, such as priority orders that starve."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The policy of a guest that is stepped down (model/stepdown.py)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Which policy a guest gets: exact names win over globs, two equal matches are an error. Also,
 which processes may be guests at all according to the policies."""
 

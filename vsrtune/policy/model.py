@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """One policy, as values."""
 
 from __future__ import annotations

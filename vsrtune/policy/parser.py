@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Policy files: from YAML text to a frozen Policy, with the line of every error.
 
 A policy describes one guest, or the guests that a glob names. ``None`` means unset: vsrtune leaves

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The JSON Schema of a policy file, as data (draft 2020-12).
 
 Beyond the standard keywords, a subschema carries ``x-expects``, the text on what to write instead,

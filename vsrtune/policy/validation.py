@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Structural errors of a YAML file, found by JSON Schema and worded here.
 
 The messages of the jsonschema library differ between versions, so this module uses only the kind

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """YAML text of a policy or bench specification to plain data, with the line of every key.
 
 The module reads the event stream of the YAML parser, so that scalars have one meaning whatever the

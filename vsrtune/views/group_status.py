@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """How a group's members are attached now, and the counters of each: pure."""
 
 from __future__ import annotations

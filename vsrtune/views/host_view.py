@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """What tables, `vsrtune top` and the status page show alike: the threads of guests with their
 measured use of CPUs, and the NICs whose interrupts each CPU serves. Pure.
 

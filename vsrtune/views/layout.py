@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Tables as lines of text that fit a width. Pure.
 
 A table that is too wide first loses its ``spare`` columns, the last one named first. Then its

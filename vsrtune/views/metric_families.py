@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Prometheus metrics of the daemon: from the latest DaemonState, never from the host.
 
 FAMILIES is the one table of them. A scrape, the table of docs/metrics.md and the tests of names,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """What the daemon's metrics are about: threads, interfaces, tap queues, guests, root domains.
 
 A subject names the labels that identify one of its kind and lists those of a scrape. No two of a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The data of the status page: /status.json prints it, page.html.j2 draws it. Pure.
 
 docs/status-page.md explains the fields. Lists are cut to sizes that stay small with any number

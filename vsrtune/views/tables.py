@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Snapshots, plans and results as tables of text, for any display.
 
 Pure: this module makes the texts, layout.py fits them to a width.

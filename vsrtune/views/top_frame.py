@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The frame that `vsrtune top` shows of two successive samples of a host. Pure.
 
 Shares and None have the meaning of host_view. A value that takes two samples is None while there

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """A frame of `vsrtune top` as tables of text, for any display. Pure."""
 
 from __future__ import annotations

@@ -48,6 +48,12 @@ def test_every_module_is_in_it_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     assert held == ours
 
 
+def test_every_module_names_its_licence(wheel: zipfile.ZipFile) -> None:
+    line = b"# SPDX-License-Identifier: GPL-2.0-or-later\n"
+    modules = [name for name in wheel.namelist() if name.endswith(".py")]
+    assert [name for name in modules if not wheel.read(name).startswith(line)] == []
+
+
 def test_setup_cfg_is_where_the_metadata_come_from(wheel: zipfile.ZipFile) -> None:
     config = configparser.ConfigParser()
     config.read(TREE / "setup.cfg")

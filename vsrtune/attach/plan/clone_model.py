@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Values for guests that are made from a template: the guests, the inputs of their plan, and its
 steps (see steps.py), each of which makes something or takes it back."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The inputs and the plan of a switch of attachments: frozen values.
 
 ``AttachHostState`` is the host as read, with the few queries that planning needs.

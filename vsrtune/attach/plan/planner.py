@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Plans the steps that move guests from macvtap to NAPI-macvlan, and back. Pure.
 
 Invariants, which ``plan`` keeps:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The switches that policies ask for. Pure.
 
 A policy's ``attachment`` concerns the guest's macvtap and NAPI-macvlan interfaces, in the running

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The steps that move a guest's interfaces to other host devices, and back.
 
 A step is a frozen value with an inverse. The ledger holds each step from before it begins until

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The cleaners, each of which takes back one kind of change that a bench makes to the host.
 
 A bench writes every change into its ledger before making it. Whoever resolves the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The guard: a process that puts the host back when the bench cannot.
 
 It has a session of its own and waits on a pipe whose other end only the bench holds.

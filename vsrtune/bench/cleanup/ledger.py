@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The ledger of changes that a bench must put back on this host.
 
 The file is in /run: everything that a bench changes ends with a restart of the kernel, as does

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Accounts for the frames of a trial, from counters before and after it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The kernel's counters of lost frames, on the host of the routers."""
 
 from __future__ import annotations

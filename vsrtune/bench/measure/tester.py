@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The router tester: makes a load, and accounts for its frames."""
 
 from __future__ import annotations

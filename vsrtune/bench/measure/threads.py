@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The use of threads that move frames: CPU time, switches, migrations, by role."""
 
 from __future__ import annotations

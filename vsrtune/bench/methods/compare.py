@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Measures configurations in turn, and judges their paired ratios.
 
 A pair is the results of two configurations in the same round. For a sweep, fairness test or

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The test methods, each a generator that yields loads and receives the trial of each.
 
 Every method returns its summary as plain JSON data; ``summary["kind"]`` names it. A spread is

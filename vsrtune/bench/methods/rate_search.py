@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Throughput (RFC 2544, as NDR and PDR) and back-to-back bursts (RFC 9004).
 
 ndr, pdr summary: loss (the threshold, a share), seconds (of a full trial), trials (per

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The order in which configurations and loads are measured: interleaved and shuffled.
 
 A method is a generator that asks for trials; ``run`` drives it. Below it is what methods share.

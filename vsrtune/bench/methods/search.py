@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The search for the highest value (a rate, a burst) that still passes.
 
 It keeps two bounds: ``lower`` has passed, ``upper`` has failed. The first guess is the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The environment block: what a figure was measured on, for comparison with another.
 
 The block is gathered once for each configuration while that is in force, because

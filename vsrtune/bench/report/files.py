@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Outcomes as files: JSON and back, and one HTML page with tables and plots, which fetches nothing
 from elsewhere."""
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Plots of outcomes with matplotlib, as SVG text.
 
 matplotlib is imported when a plot is drawn: a router host need not have it, because any

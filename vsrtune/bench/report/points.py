@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Groups trials of the same configuration and load, for tables and plots.
 
 Pure: trials in, numbers out.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The answer of each method (bench/methods/methods.py, rate_search.py, compare.py) as tables.
 
 The table of trials also holds the results of a sweep and a soak; these tables give the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Outcomes as tables of text, for the output of `vsrtune bench` and its HTML report.
 
 Pure, like vsrtune.views.tables: this module makes the texts, others draw them.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Moves the routers' interfaces between macvtap, bridge and Open vSwitch, and back.
 
 The interfaces are unplugged from the running guests and plugged in again: same MAC, same

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Bridges of the bench's own, of Linux or Open vSwitch, with one lower device as port.
 
 A bridge is named after the number of its lower device, so that a guard can remove it by the

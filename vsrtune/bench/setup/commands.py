@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Runs the host's own programs: `ip`, `ovs-vsctl`, and the commands that a spec names."""
 
 from __future__ import annotations

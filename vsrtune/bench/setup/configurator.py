@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Applies the configurations of a bench to the routers under test, and puts them back."""
 
 from __future__ import annotations

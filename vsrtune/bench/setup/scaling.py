@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Plugs in the number of members of groups that a configuration asks for, and puts it back.
 
 The steps are those of ``vsrtune group scale``, with its ledger: whoever switches next takes an

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Opens the host for the product's own switches of interfaces (vsrtune.attach).
 
 The ledger is that of ``vsrtune attach`` and ``vsrtune group``: whoever switches next takes the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Tunes and untunes the host for a configuration: policies and libvirt's pins.
 
 Policies and pins are plans, carried out with vsrtune's own journal, so that `vsrtune undo`

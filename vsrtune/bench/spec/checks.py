@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Checks of a bench specification beyond its schema: values that do not go together."""
 
 from __future__ import annotations

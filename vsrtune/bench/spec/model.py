@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Requests and results of a bench: frozen values, JSON in and out.
 
 Rates are frames per second (pps), over all routers and directions of a trial

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Bench specifications: YAML text to a frozen Spec, every error with its line."""
 
 from __future__ import annotations

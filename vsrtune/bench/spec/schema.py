@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The JSON Schema of a bench specification, as data (draft 2020-12).
 
 As in the policy's schema, error messages are made from ``x-expects``, which says what to write

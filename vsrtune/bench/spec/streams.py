@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The streams of a load: one for each leg, distinguished by UDP ports.
 
 Every stream owns a block of destination ports, so the sink knows the router and the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The agent of a bench in one network namespace, of this machine or another.
 
 `python3 -m vsrtune.bench.traffic.agent` reads one JSON request a line from stdin and answers

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Refuses devices to which a bench must not send: those through which the machine is reached.
 
 A flood on the device that carries the default route or the administrator's own

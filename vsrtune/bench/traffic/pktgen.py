@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The kernel's packet generator, in the network namespace of this process.
 
 It sends only during a write of "start" to its control file: the kernel stops all threads

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Latency probes: single frames with a number in them, timed by the kernel at both ends.
 
 Packet sockets send and receive them, so the ends need no addresses or routes. The driver

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The bench's side of agents: processes here, or on another host over ssh."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Counts the frames that came through, and drops them.
 
 An nftables table at the ingress of the device takes a frame before IP does, at the least

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """``vsrtune try``: a policy in turns against untuned, on the router's own traffic."""
 
 from __future__ import annotations

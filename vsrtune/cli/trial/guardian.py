@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Puts the host back when the command that changed it cannot: killed, hung up, out of time.
 
 The trial file stands beside the journal from before the first write until the change is kept

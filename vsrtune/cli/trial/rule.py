@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The rule of a trial of a policy, in turns, on a router's own traffic: counts and verdict. Pure.
 
 Turns come in pairs, one tuned and one untuned. Each pair gives two ratios, tuned over untuned:

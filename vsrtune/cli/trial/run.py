@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Runs a trial: switches between tuned and untuned, waits, and counts (``rule`` judges)."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Link notifications of the kernel (RTNLGRP_LINK), and settings read by polling, as reasons
 for a pass.
 

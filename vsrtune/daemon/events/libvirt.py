@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """libvirt's events as one flag: something about the guests may have changed.
 
 The thread here never reads the host and never changes it. It calls

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Tells when policy files have changed; the daemon reads them."""
 
 from __future__ import annotations

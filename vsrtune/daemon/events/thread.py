@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Threads that run beside the daemon's loop until they are asked to end."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Keeps the daemon's own threads off the CPUs where guests have real-time threads.
 
 An ordinary thread that wakes up on a CPU held by a FIFO thread waits until the kernel balances,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The standstill guard: steps down a tuned router that stops forwarding.
 
 A thread of the daemon samples all tuned guests every EVERY seconds, applies the rule of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Reads the guard's samples: states and run times of threads, counters of devices."""
 
 from __future__ import annotations

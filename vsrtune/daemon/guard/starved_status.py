@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The starving threads that the guard found, in a file for other processes (`vsrtune show`)."""
 
 from __future__ import annotations

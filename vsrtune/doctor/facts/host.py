@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Reads the facts that `vsrtune doctor` judges beside the snapshot, live or recorded."""
 
 from __future__ import annotations

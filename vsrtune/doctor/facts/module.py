@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Reads the facts that the module's checks judge: modules, signatures, links, units."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Whether root domains are possible: budgets that fit, threads and emulators in the way."""
 
 from __future__ import annotations

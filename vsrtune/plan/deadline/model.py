@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Root domains as the planner makes them, and the threads in them."""
 
 from __future__ import annotations

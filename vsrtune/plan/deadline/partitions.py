@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Turns root domains into actions: cgroups, CPU lists, partitions, and moves into them.
 
 The order of the phases (plan/phases.py) guarantees for a plan and its undo: no move and no

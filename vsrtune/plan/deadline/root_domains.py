@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Root domains for DEADLINE threads: their CPUs, how they are made, and which guests are refused.
 
 The kernel lets a thread become DEADLINE only if its mask covers the whole root domain it runs

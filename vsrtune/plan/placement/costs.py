@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The cost of a placement: CPU time that threads ask for and do not get.
 
 The unit is one CPU. A thread counts with the share of a CPU that it asks for (its demand). Two

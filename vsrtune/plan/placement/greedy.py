@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Which thread runs on which CPU when a policy says ``auto``.
 
 Pins are tight, one thread on one CPU, because threads that may move bounce between CPUs in

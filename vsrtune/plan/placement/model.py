@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """What a placement takes and gives: threads to place, threads that stay, and the CPUs chosen."""
 
 from __future__ import annotations

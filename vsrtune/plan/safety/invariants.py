@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The planner's invariants, checked on every plan before anyone sees it.
 
 The check runs the plan on a model of the host, action by action. A plan that breaks an invariant

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """The snapshot after actions: the planner's model of the host.
 
 The planner checks plans with it before it returns them, and tests use it. It models only what

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Threads that a realtime vcpu can keep from running for good.
 
 A vcpu whose guest is busy never sleeps: a routing daemon converges, the guest's kernel

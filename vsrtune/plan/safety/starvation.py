@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
 """Detects from samples when a guest's tuning keeps threads from running. Pure.
 
 A thread starves if it is runnable (state R) and its run time does not change for SURE seconds
