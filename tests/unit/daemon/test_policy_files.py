@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -102,9 +103,17 @@ def test_directory_that_is_made_later(tmp_path: Path) -> None:
     policies = tmp_path / "etc" / "vsrtune" / "policies"
     started = Watching(policies)
     started.until_told(lambda: policies.mkdir(parents=True), "made")
-    file = policies / "a.yaml"
     # The news may be of a directory above it; it is watched a moment later.
-    time.sleep(0.2)
-    started.until_told(lambda: file.write_text("guest: x\n"), "watched")
+    watched = threading.Event()
+    started.told.clear()
+
+    def write_until_told() -> None:
+        while not watched.wait(0.1):
+            (policies / "a.yaml").write_text("guest: x\n")
+
+    writer = threading.Thread(target=write_until_told)
+    started.until_told(writer.start, "watched")
+    watched.set()
+    writer.join()
     started.watch.stop()
     started.watch.join(10)
