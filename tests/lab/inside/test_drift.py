@@ -75,7 +75,9 @@ def test_reported_is_left_and_adopted_is_right_until_a_reload(
     shown = labhelp.vsrtune("show", "--guest", guest.name).stdout
     assert "Changed since" in shown
     assert "report" in shown
-    assert labhelp.vsrtune("verify", check=False).returncode == 3
+    # Out of its class the worker shares a CPU with a real-time vcpu.
+    done = labhelp.vsrtune("verify", check=False)
+    assert (done.returncode, "could stand still" in done.stderr) == (5, True)
     labhelp.sh("systemctl", "reload", "vsrtune")
     labhelp.wait_for(lambda: not labhelp.untuned_lines(guest, irq_cpus), "a reload takes all back")
     labhelp.sh("ip", "link", "set", device, "txqueuelen", "88")
