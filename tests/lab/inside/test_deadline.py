@@ -62,7 +62,7 @@ def test_budgets_of_vcpu_and_workers(
         "{class: deadline, runtime: 3ms, period: 10ms}",
     )
     (labhelp.POLICIES / "test.yaml").write_text(text)
-    shown = labhelp.vsrtune("apply").stdout
+    shown = labhelp.vsrtune("apply", "-v").stdout
     deadlinehelp.wake(libvirt_guest)
     Engine().tune(libvirt_guest, text)
     wanted = {
