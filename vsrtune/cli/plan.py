@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,6 +23,7 @@ from vsrtune.cli.options import (
     verbose_option,
 )
 from vsrtune.cli.render import say
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.views import tables
 
@@ -89,12 +90,13 @@ def plan(
         names = {name for batch in found for name in batch.guests}
         changes = tables.plan_tables(made, assignment, verbose=verbose, switched=names)
         render.show([*switches, *changes], wide=wide)
-    missing = _say_unread(snapshot, policies)
+    missing = unread(snapshot, policies)
+    _complain_of(missing)
     if made.refusals or any(batch.error is not None for batch in found):
         return ExitCode.REFUSED
     if detailed and (made.actions or found):
         return ExitCode.DIFFERS
-    return missing
+    return ExitCode.UNREAD if missing else ExitCode.DONE
 
 
 @click.command()
@@ -148,7 +150,7 @@ def verify(
         say(line, err=True, wide=wide)
     for line in (*idle, *empty):
         say(line, wide=wide)
-    _say_unread(snapshot, policies)
+    _complain_of(missing)
     if not compared:
         why = "no policy sets anything of a guest that runs" if policies else "there is no policy"
         say(f"vsrtune: nothing was compared: {why}", err=True)
@@ -190,15 +192,12 @@ def _planned(
     return snapshot, full_plan(snapshot, policies, entries, reassert=reassert, steps=steps)
 
 
-def _say_unread(snapshot: Snapshot, policies: tuple[Policy, ...]) -> ExitCode:
-    """Print on standard error what could not be read of the policies' guests, and return the
-    exit code."""
+def _complain_of(missing: Iterable[VsrtuneError]) -> None:
+    """Print on standard error what could not be read of the policies' guests."""
     from vsrtune.cli.main import complain
 
-    missing = unread(snapshot, policies)
     for problem in missing:
         complain(problem)
-    return ExitCode.UNREAD if missing else ExitCode.DONE
 
 
 def _attachments(
