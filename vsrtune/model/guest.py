@@ -105,6 +105,11 @@ class Sched:
         return text + (" reset-on-fork" if self.reset_on_fork else "")
 
 
+def level(sched: Sched) -> int:
+    """How urgent a thread is: its realtime priority, 0 for the ordinary classes."""
+    return sched.priority if sched.cls in REALTIME else 0
+
+
 @dataclass(frozen=True, slots=True, order=True)
 class ThreadKey:
     """Identity of a thread. ``start_time`` is field 22 of /proc/TID/stat, in clock ticks."""

@@ -37,7 +37,7 @@ from vsrtune.core.codec import decode, encode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.model.deadline import lag_seconds
-from vsrtune.model.guest import REALTIME, Sched, SchedClass, ThreadKey
+from vsrtune.model.guest import Sched, SchedClass, ThreadKey, level
 from vsrtune.model.plan import Action
 from vsrtune.model.root_domains import is_partition
 from vsrtune.model.stepdown import Step
@@ -147,9 +147,9 @@ def _undo_rank(entry: Entry, moved: set[ThreadKey]) -> int:
     written = entry.written
     match entry.target:
         case ThreadSched() if isinstance(written, Sched):
-            urgency = _urgency(entry.original) - _urgency(written)
-            lowered = written.cls is SchedClass.DEADLINE or urgency < 0
-            return 1 if lowered else 5 if urgency > 0 else 2
+            original = level(entry.original) if isinstance(entry.original, Sched) else 0
+            lowered = written.cls is SchedClass.DEADLINE or original < level(written)
+            return 1 if lowered else 5 if original > level(written) else 2
         case ThreadCgroup(thread=thread) if thread in moved:
             return 3
         case ThreadAffinity(thread=thread) | VcpuPin(thread=thread) if thread in moved:
@@ -159,11 +159,6 @@ def _undo_rank(entry: Entry, moved: set[ThreadKey]) -> int:
         case CgroupDir():
             return 6
     return 2
-
-
-def _urgency(value: Value) -> int:
-    """The realtime priority of a class; 0 for the ordinary classes."""
-    return value.priority if isinstance(value, Sched) and value.cls in REALTIME else 0
 
 
 class Fold:

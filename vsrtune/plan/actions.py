@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import DATA_PLANE, Interface, Role, SchedClass, Thread, ThreadKey
+from vsrtune.model.guest import DATA_PLANE, Interface, Role, SchedClass, Thread, ThreadKey, level
 from vsrtune.model.plan import Action
 from vsrtune.model.targets import (
     CgroupDir,
@@ -22,7 +22,7 @@ from vsrtune.model.targets import (
     VcpuPin,
 )
 from vsrtune.plan.deadline.model import RootDomains
-from vsrtune.plan.phases import Draft, Phase, level
+from vsrtune.plan.phases import Draft, Phase
 from vsrtune.plan.placement.model import Chosen
 from vsrtune.plan.requirements import Context, PinRequest, Requirements, foreign_deadline, label
 from vsrtune.policy.model import SchedRule, rule_for

@@ -22,6 +22,7 @@ from vsrtune.model.guest import (
     Role,
     SchedClass,
     ThreadKey,
+    level,
 )
 from vsrtune.model.host import SoftirqThread
 from vsrtune.model.plan import Action
@@ -34,7 +35,7 @@ from vsrtune.model.targets import (
     TimeSlice,
 )
 from vsrtune.plan.actions import want_number
-from vsrtune.plan.phases import Draft, Phase, level
+from vsrtune.plan.phases import Draft, Phase
 from vsrtune.plan.placement.model import Chosen
 from vsrtune.plan.requirements import Context, Requirements
 from vsrtune.policy.model import SchedRule, cpus_for, rule_for, slice_of

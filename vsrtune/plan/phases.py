@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, auto
 
-from vsrtune.model.guest import REALTIME, Sched, SchedClass
+from vsrtune.model.guest import Sched, SchedClass, level
 from vsrtune.model.plan import Action, Drift, DriftRule, Skipped
 from vsrtune.model.root_domains import is_partition
 from vsrtune.model.targets import (
@@ -127,11 +127,6 @@ class Draft:
         self.left.add(drift.target)
         held = drift.rule is DriftRule.REPORT
         self.skipped.append(Skipped(guest, subject, drift.left, held))
-
-
-def level(sched: Sched) -> int:
-    """How urgent a thread is: its realtime priority, 0 for the ordinary classes."""
-    return sched.priority if sched.cls in REALTIME else 0
 
 
 def on_lower_device(target: Target) -> bool:

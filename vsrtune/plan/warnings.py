@@ -7,11 +7,10 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import DATA_PLANE, REALTIME, Guest, Role, Sched, SchedClass, Thread
+from vsrtune.model.guest import DATA_PLANE, REALTIME, Guest, Role, Sched, SchedClass, Thread, level
 from vsrtune.model.host import Host
 from vsrtune.model.load import WINDOWS
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.plan.phases import level
 from vsrtune.plan.requirements import label, main_thread
 from vsrtune.plan.safety.standstill import Standstill, without_idle
 

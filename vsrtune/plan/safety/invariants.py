@@ -23,6 +23,7 @@ from vsrtune.model.guest import (
     SchedClass,
     Thread,
     ThreadKey,
+    level,
 )
 from vsrtune.model.host import Host
 from vsrtune.model.plan import Action, Plan
@@ -42,7 +43,7 @@ from vsrtune.model.targets import (
     VcpuPin,
 )
 from vsrtune.plan.interrupt_cpus import confined, queue_irqs
-from vsrtune.plan.phases import level, on_lower_device, out_of_order
+from vsrtune.plan.phases import on_lower_device, out_of_order
 from vsrtune.plan.requirements import pinned_cpus
 from vsrtune.plan.safety.projection import Projection, scope_limit
 
