@@ -117,7 +117,7 @@ def daemon(
 
     from vsrtune.attach.host import LiveHost
     from vsrtune.core.errors import VsrtuneError
-    from vsrtune.daemon import http, systemd
+    from vsrtune.daemon import http
     from vsrtune.daemon.attachments import AttachKeeper
     from vsrtune.daemon.events import libvirt
     from vsrtune.daemon.events.kernel import LinkEvents, Patrol
@@ -128,6 +128,7 @@ def daemon(
     from vsrtune.daemon.http import Metrics
     from vsrtune.daemon.loop import Daemon, Timing
     from vsrtune.daemon.reconciler import Reconciler
+    from vsrtune.daemon.systemd import Notifier
     from vsrtune.execute.host_writer import LiveSysOps
     from vsrtune.execute.journal import Journal
     from vsrtune.host.filesystem import LiveRoot
@@ -138,7 +139,7 @@ def daemon(
     from vsrtune.observe.observer import live_observer
     from vsrtune.policy.matching import QemuFilter, qemu_filter
 
-    notifier = systemd.from_environment()
+    notifier = Notifier()
     with Journal.open(journal, boot_id()) as opened:
         served = Metrics()
         if metrics is not None:

@@ -10,7 +10,7 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting, VanishedError, WriteError
 from vsrtune.execute.cpuset_clear import make_threaded
 from vsrtune.execute.errno_table import Operation, write_error
-from vsrtune.execute.syscalls import HostCalls
+from vsrtune.execute.syscalls import LiveCalls
 from vsrtune.execute.threads import CPUS, HostThread
 from vsrtune.host.cgroupfs import MOUNT
 from vsrtune.host.filesystem import HostRoot
@@ -58,7 +58,7 @@ class Cgroups:
     """CgroupDir, CpusetFile and Partition on a host. Raises VanishedError when the cgroup above
     is gone, WriteError, or the OSError of the file."""
 
-    def __init__(self, root: HostRoot, calls: HostCalls) -> None:
+    def __init__(self, root: HostRoot, calls: LiveCalls) -> None:
         self._root = root
         self._calls = calls
 

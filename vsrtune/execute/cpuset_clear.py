@@ -13,7 +13,7 @@ import errno
 
 from vsrtune.core.errors import Lasting, WriteError
 from vsrtune.execute.errno_table import Operation, write_error
-from vsrtune.execute.syscalls import HostCalls
+from vsrtune.execute.syscalls import LiveCalls
 from vsrtune.host.cgroupfs import MOUNT
 from vsrtune.host.filesystem import HostRoot
 
@@ -34,7 +34,7 @@ def home_of(path: str) -> str:
     return f"{above}/{name.removeprefix(_PREFIX)}" if name.startswith(_PREFIX) else path
 
 
-def clear(root: HostRoot, calls: HostCalls, path: str, where: str) -> None:
+def clear(root: HostRoot, calls: LiveCalls, path: str, where: str) -> None:
     """Unset ``cpuset.cpus`` of ``path``. Idempotent, from any step of an earlier try.
     Raises WriteError."""
     try:
@@ -65,7 +65,7 @@ def clear(root: HostRoot, calls: HostCalls, path: str, where: str) -> None:
     unpark(root, calls, path, where)
 
 
-def unpark(root: HostRoot, calls: HostCalls, path: str, where: str) -> None:
+def unpark(root: HostRoot, calls: LiveCalls, path: str, where: str) -> None:
     """Bring the parked threads of ``path`` home, and remove their cgroup. Raises WriteError."""
     parking = parking_of(path)
     if not root.exists(f"{MOUNT}/{parking}"):
@@ -89,7 +89,7 @@ def unpark(root: HostRoot, calls: HostCalls, path: str, where: str) -> None:
     )
 
 
-def make_threaded(root: HostRoot, calls: HostCalls, path: str, where: str) -> None:
+def make_threaded(root: HostRoot, calls: LiveCalls, path: str, where: str) -> None:
     """Make a threaded cgroup, or finish a half-made one. Raises WriteError."""
     parent, _, _ = path.rpartition("/")
     kind = root.read(f"{MOUNT}/{parent}/cgroup.type").strip()
@@ -111,11 +111,11 @@ def make_threaded(root: HostRoot, calls: HostCalls, path: str, where: str) -> No
             raise write_error(Operation.TYPE, error, where, "threaded") from error
 
 
-def _set_empty(calls: HostCalls, path: str) -> None:
+def _set_empty(calls: LiveCalls, path: str) -> None:
     calls.write(f"{MOUNT}/{path}/cpuset.cpus", "")
 
 
-def _move_all(root: HostRoot, calls: HostCalls, source: str, target: str, where: str) -> None:
+def _move_all(root: HostRoot, calls: LiveCalls, source: str, target: str, where: str) -> None:
     for tid in root.read(f"{MOUNT}/{source}/cgroup.threads").split():
         try:
             calls.write(f"{MOUNT}/{target}/cgroup.threads", tid)

@@ -16,7 +16,7 @@ import errno
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting, PendingError, VanishedError, VsrtuneError, WriteError
@@ -24,7 +24,7 @@ from vsrtune.execute.cgroups import Cgroups, settle
 from vsrtune.execute.cpuset_clear import clear, unpark
 from vsrtune.execute.errno_table import Operation, write_error
 from vsrtune.execute.nics import NicWrites
-from vsrtune.execute.syscalls import HostCalls, LiveCalls
+from vsrtune.execute.syscalls import LiveCalls
 from vsrtune.execute.threads import CPUS, HostThread
 from vsrtune.host.cgroupfs import MOUNT
 from vsrtune.host.filesystem import HostRoot, LiveRoot
@@ -58,24 +58,9 @@ from vsrtune.model.targets import (
 _RR_TIMESLICE = "/proc/sys/kernel/sched_rr_timeslice_ms"
 
 
-class SysOps(Protocol):
-    """The operations of a host that the executor needs."""
-
-    def read(self, target: Target) -> Value:
-        """The present value. Raises VanishedError, or WriteError when it cannot be read."""
-        ...
-
-    def write(self, target: Target, value: Value) -> None:
-        """Set the value. Raises VanishedError or WriteError."""
-        ...
-
-    def online(self) -> CpuSet:
-        """The CPUs that are online now."""
-        ...
-
-
 class LiveSysOps:
-    """SysOps on this machine, or on the host that ``root`` (reads) and ``calls`` (writes) give.
+    """The host as the executor uses it: this machine, or the one that ``root`` (reads) and
+    ``calls`` (writes) give.
 
     No root domain is changed before ``budgets_end`` (``Journal.budgets_end``). ``original`` gives
     the value that undo restores for a target (``Journal.original``); that of a pin is noted in
@@ -86,7 +71,7 @@ class LiveSysOps:
         self,
         libvirt_uri: str = "qemu:///system",
         root: HostRoot | None = None,
-        calls: HostCalls | None = None,
+        calls: LiveCalls | None = None,
         budgets_end: float = 0.0,
         original: Callable[[Target], Value | None] = lambda _target: None,
     ) -> None:
@@ -113,14 +98,17 @@ class LiveSysOps:
         }
 
     def read(self, target: Target) -> Value:
+        """The present value. Raises VanishedError, or WriteError when it cannot be read."""
         with self._translated(target):
             return self._read(target)
 
     def write(self, target: Target, value: Value) -> None:
+        """Set the value. Raises VanishedError or WriteError."""
         with self._translated(target):
             self._write(target, value)
 
     def online(self) -> CpuSet:
+        """The CPUs that are online now."""
         return CpuSet.parse(self._root.read(f"{CPUS}/online"))
 
     def _read(self, target: Target) -> Value:
@@ -322,7 +310,7 @@ class LiveSysOps:
             settle(HostThread(self._root, self._calls, key, where), wanted)
 
     def _was(self, target: VcpuPin | EmulatorPin) -> CpuSet | None:
-        """The CPUs to which libvirt pinned before us: ``was`` of ``HostCalls.pin_vcpu``."""
+        """The CPUs to which libvirt pinned before us: ``was`` of ``LiveCalls.pin_vcpu``."""
         original = self._original(target)
         if not isinstance(original, Pin):
             return None

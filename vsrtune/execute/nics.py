@@ -13,7 +13,7 @@ import errno
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import FixedError, VanishedError, WriteError
 from vsrtune.execute.errno_table import Operation, write_error
-from vsrtune.execute.syscalls import HostCalls
+from vsrtune.execute.syscalls import LiveCalls
 from vsrtune.execute.threads import CPUS
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.interrupts import joined
@@ -29,7 +29,7 @@ _OPERATIONS = {operation.value.removeprefix("write to "): operation for operatio
 class NicWrites:
     """Interrupts and files of devices. Methods raise OSError unless they state otherwise."""
 
-    def __init__(self, root: HostRoot, calls: HostCalls) -> None:
+    def __init__(self, root: HostRoot, calls: LiveCalls) -> None:
         self._root = root
         self._calls = calls
 

@@ -12,7 +12,7 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VanishedError, WriteError
 from vsrtune.execute.cpuset_clear import home_of
 from vsrtune.execute.errno_table import Operation, write_error
-from vsrtune.execute.syscalls import HostCalls
+from vsrtune.execute.syscalls import LiveCalls
 from vsrtune.host.cgroupfs import MOUNT
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.procfs import parse_cgroup, parse_stat, parse_status_allowed
@@ -24,7 +24,7 @@ CPUS = "/sys/devices/system/cpu"
 class HostThread:
     """One thread, as host_writer uses it. Methods raise OSError unless they state otherwise."""
 
-    def __init__(self, root: HostRoot, calls: HostCalls, key: ThreadKey, where: str) -> None:
+    def __init__(self, root: HostRoot, calls: LiveCalls, key: ThreadKey, where: str) -> None:
         self.key = key
         self.where = where
         self._root = root

@@ -242,14 +242,14 @@ def main() -> int:
         apply,  # noqa: F401
         attachments,  # noqa: F401
     )
-    from vsrtune.daemon import systemd
+    from vsrtune.daemon.systemd import Notifier
     from vsrtune.execute import (
         executor,  # noqa: F401
         host_writer,  # noqa: F401
     )
 
     journal = Path(os.environ["VSRTUNE_JOURNAL"])
-    systemd.from_environment().ready()
+    Notifier().ready()
     os.write(1, _READY)
     if "NOTIFY_SOCKET" not in os.environ:
         # The command that reads this may be gone before the next output.
