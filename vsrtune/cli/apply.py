@@ -31,7 +31,7 @@ from vsrtune.cli.options import (
     verbose_option,
 )
 from vsrtune.cli.plan import plan
-from vsrtune.cli.render import say
+from vsrtune.cli.render import complain, print_json, say, show
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.views import tables
 
@@ -100,8 +100,7 @@ def apply(
     or the stored plan is wrong (nothing was changed), 4 not all guests could be looked at,
     5 a guest is refused (it was not changed).
     """
-    from vsrtune.cli import attachments, render
-    from vsrtune.cli.main import complain
+    from vsrtune.cli import attachments
     from vsrtune.cli.trial import guardian
     from vsrtune.execute import executor
     from vsrtune.execute.journal import Journal
@@ -118,7 +117,7 @@ def apply(
     else:
         policies = load_policies(policy_dirs)
     if dry_run and made is not None:
-        render.show(tables.plan_tables(made, verbose=verbose))
+        show(tables.plan_tables(made, verbose=verbose))
         return ExitCode.REFUSED if made.refusals else ExitCode.DONE
     if dry_run:
         asked: dict[str, Any] = {
@@ -144,7 +143,7 @@ def apply(
                 entries, steps = opened.entries(), opened.steps
                 made = full_plan(snapshot, policies, entries, reassert=True, steps=steps)
             named = assign(snapshot.guests, policies) if stored is None else None
-            render.show(tables.plan_tables(made, named, verbose=verbose))
+            show(tables.plan_tables(made, named, verbose=verbose))
             result = executor.apply(made, ops, opened)
             live = len(opened.entries())
         _say_applied(made, result, boot)
@@ -160,8 +159,7 @@ def apply(
         how = "is as it was" if result.rolled_back else "could not be put back completely"
         say(f"vsrtune: every guest with a failure {how}", err=True)
         return ExitCode.FAILED
-    for problem in missing:
-        complain(problem)
+    complain(*missing)
     if not switched:
         return ExitCode.FAILED
     if made.refusals:
@@ -278,13 +276,9 @@ def _switch(policies: Sequence[Policy], places: StatePlaces, *, quiet: bool = Fa
     """Switch guests to the attachments that the policies ask for, and switch back guests for
     which no policy asks any more. True when every switch succeeded."""
     from vsrtune.cli import attachments
-    from vsrtune.cli.main import complain
 
-    if not attachments.concerned(policies, places.ledger):
-        return True
     clean = True
-    choose = attachments.by_policies(policies)
-    for batch, error in attachments.carry_out(choose, places):
+    for batch, error in attachments.carry_out(policies, places):
         if error is not None:
             clean = False
             complain(error)
@@ -314,8 +308,6 @@ def _carried(snapshot: Snapshot, journal: Path, boot: str) -> tuple[Entry, ...]:
 
 def _preview_undo(places: StatePlaces, boot: str, as_json: bool) -> int:
     """Print what undo would restore, unless somebody else has changed it since."""
-    import json
-
     from vsrtune.cli import attachments
     from vsrtune.execute.journal import read_entries
     from vsrtune.model.journal_records import undo_action, undo_order
@@ -324,14 +316,13 @@ def _preview_undo(places: StatePlaces, boot: str, as_json: bool) -> int:
     carried = () if snapshot is None else _carried(snapshot, places.journal, boot)
     entries = undo_order((*read_entries(places.journal, boot), *carried))
     actions = [undo_action(entry) for entry in entries]
-    concerned = attachments.concerned((), places.ledger)
-    switches = attachments.preview(attachments.by_policies(()), places) if concerned else ()
+    switches = attachments.preview((), places)
     if as_json:
         would = {
             "would_restore": [action.to_data() for action in actions],
             "would_switch": [{"guests": b.guests, "to": str(b.to)} for b in switches],
         }
-        click.echo(json.dumps(would, indent=2, ensure_ascii=False))
+        print_json(would)
         return ExitCode.DONE
     for batch in switches:
         say(f"would switch: {', '.join(batch.guests)} to {batch.to}")
@@ -368,12 +359,10 @@ def _say(result: Result, what: str) -> None:
 
 
 def _print_json(result: Result) -> None:
-    import json
-
     print_ready = {
         "restored": [a.to_data() for a in result.done],
         "left": [str(left) for left in result.left],
         "vanished": [str(target) for target in result.vanished],
         "failed": [{"target": str(a.target), "error": str(e)} for a, e in result.failed],
     }
-    click.echo(json.dumps(print_ready, indent=2, ensure_ascii=False))
+    print_json(print_ready)

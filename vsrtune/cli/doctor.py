@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from vsrtune.cli.options import (
     uri_option,
     wide_option,
 )
+from vsrtune.cli.render import print_json, say, show
 from vsrtune.doctor import guest_checks, host_checks, module_checks
 from vsrtune.doctor.model import checks_in, name_of, run, trap_of
 
@@ -40,20 +40,17 @@ def doctor(as_json: bool, wide: bool, root: Path | None, uri: str, attach_ledger
     Exit codes: 0 fine, 1 at least one error, 3 at least one warning, 4 the host could not
     be read.
     """
-    from vsrtune.core.codec import encode
     from vsrtune.doctor.model import exit_code, worst
 
     case = _case(root, uri)
     findings = check_all(case, None if root is not None else _module(attach_ledger))
     if as_json:
-        told = {"worst": str(worst(findings)), "findings": encode(findings)}
-        click.echo(json.dumps(told, indent=2, ensure_ascii=False))
+        told = {"worst": str(worst(findings)), "findings": findings}
+        print_json(told)
     else:
-        from vsrtune.cli import render
-
-        render.show([_table(findings)], wide=wide)
+        show([_table(findings)], wide=wide)
         click.echo("")
-        render.say(summary(findings))
+        say(summary(findings))
     return exit_code(findings)
 
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,7 +20,7 @@ from vsrtune.cli.options import (
     json_option,
     places_options,
 )
-from vsrtune.cli.render import say
+from vsrtune.cli.render import complain, print_json, say, show
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.group.parser import Group, parse
@@ -80,8 +79,6 @@ def check(files: tuple[Path, ...]) -> int:
     \b
     Exit codes: 0 all files are good, 2 at least one is not.
     """
-    from vsrtune.cli.main import complain
-
     code = ExitCode.DONE
     for path in files:
         try:
@@ -131,9 +128,8 @@ def status(name: str | None, as_json: bool, places: StatePlaces) -> int:
     Exit codes: 0 shown, 1 there is no such group, 4 the host could not be read, or the
     ledger that is named does not exist.
     """
-    from vsrtune.cli import attachments, render
+    from vsrtune.cli import attachments
     from vsrtune.cli.options import observe
-    from vsrtune.core.codec import encode
     from vsrtune.group import members as group_members
     from vsrtune.views import group_status
 
@@ -144,9 +140,9 @@ def status(name: str | None, as_json: bool, places: StatePlaces) -> int:
     guests = observe(None, places.uri, 0).guests if members else ()
     found = {n: group_status.places(origins, host, guests) for n, origins in members.items()}
     if as_json:
-        click.echo(json.dumps([encode(p) for rows in found.values() for p in rows], indent=2))
+        print_json([place for rows in found.values() for place in rows])
     elif found:
-        render.show([group_status.table(n, rows) for n, rows in found.items()])
+        show([group_status.table(n, rows) for n, rows in found.items()])
     else:
         click.echo("No group was created on this host.")
     return ExitCode.DONE

@@ -16,10 +16,9 @@ import click
 
 from vsrtune import __version__
 from vsrtune.cli.options import Commands
-from vsrtune.cli.render import say
+from vsrtune.cli.render import complain, say
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
-from vsrtune.core.text import printable
 
 # name: (module, attribute, short help). The help stands here so that `vsrtune --help`
 # need not import the modules.
@@ -111,16 +110,6 @@ def run(args: Sequence[str]) -> int:
         say(f"vsrtune: error: {where}{error.strerror or error}", err=True)
         return ExitCode.FAILED
     return code if isinstance(code, int) else ExitCode.DONE
-
-
-def complain(error: VsrtuneError) -> None:
-    """Print an error, or each of the errors it stands for, on standard error."""
-    for one in getattr(error, "errors", None) or (error,):
-        where = f"{printable(one.where)}: " if one.where else ""
-        for kind, text in (("error", f"{where}{one.what}"), ("hint", one.hint)):
-            first, *more = text.split("\n")
-            for line in [f"vsrtune: {kind}: {first}", *(f"  {m}" for m in more)] if text else ():
-                say(line, err=True)
 
 
 def main() -> None:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,8 +22,7 @@ from vsrtune.cli.options import (
     unread,
     verbose_option,
 )
-from vsrtune.cli.render import say
-from vsrtune.core.errors import VsrtuneError
+from vsrtune.cli.render import complain, print_json, say, show
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.views import tables
 
@@ -67,7 +66,7 @@ def plan(
     changes (with --detailed-exitcode), 4 not all guests could be looked at, 5 a guest is
     refused.
     """
-    from vsrtune.cli import attachments, render
+    from vsrtune.cli import attachments
     from vsrtune.model.plan import plan_text
     from vsrtune.policy.matching import assign
 
@@ -89,9 +88,9 @@ def plan(
             assignment.unmatched = []
         names = {name for batch in found for name in batch.guests}
         changes = tables.plan_tables(made, assignment, verbose=verbose, switched=names)
-        render.show([*switches, *changes], wide=wide)
+        show([*switches, *changes], wide=wide)
     missing = unread(snapshot, policies)
-    _complain_of(missing)
+    complain(*missing)
     if made.refusals or any(batch.error is not None for batch in found):
         return ExitCode.REFUSED
     if detailed and (made.actions or found):
@@ -142,7 +141,14 @@ def verify(
         else ExitCode.UNREAD if missing or not compared else ExitCode.DONE
     )  # fmt: skip
     if as_json:
-        _print_json(code, lines, refused, [*idle, *empty], [str(problem) for problem in missing])
+        told = {
+            "as_the_policies_say": code is ExitCode.DONE,
+            "differs": lines,
+            "refused": refused,
+            "idle": [*idle, *empty],
+            "unread": [str(problem) for problem in missing],
+        }
+        print_json(told)
         return code
     for line in lines:
         say(line, wide=wide, cut=True)
@@ -150,23 +156,13 @@ def verify(
         say(line, err=True, wide=wide)
     for line in (*idle, *empty):
         say(line, wide=wide)
-    _complain_of(missing)
+    complain(*missing)
     if not compared:
         why = "no policy sets anything of a guest that runs" if policies else "there is no policy"
         say(f"vsrtune: nothing was compared: {why}", err=True)
     if code is ExitCode.DONE:
         say("no drift: the host is as the policies say")
     return code
-
-
-def _print_json(
-    code: ExitCode, differs: list[str], refused: list[str], idle: list[str], unread: list[str]
-) -> None:
-    import json
-
-    found = {"differs": differs, "refused": refused, "idle": idle, "unread": unread}
-    print_ready = {"as_the_policies_say": code is ExitCode.DONE, **found}
-    click.echo(json.dumps(print_ready, indent=2, ensure_ascii=False))
 
 
 def _only(snapshot: Snapshot, made: Plan, names: Collection[str]) -> tuple[Snapshot, Plan]:
@@ -192,14 +188,6 @@ def _planned(
     return snapshot, full_plan(snapshot, policies, entries, reassert=reassert, steps=steps)
 
 
-def _complain_of(missing: Iterable[VsrtuneError]) -> None:
-    """Print on standard error what could not be read of the policies' guests."""
-    from vsrtune.cli.main import complain
-
-    for problem in missing:
-        complain(problem)
-
-
 def _attachments(
     policies: tuple[Policy, ...], root: Path | None, shown: Snapshot, places: StatePlaces
 ) -> tuple[Batch, ...]:
@@ -209,6 +197,4 @@ def _attachments(
 
     if root is not None:
         return attachments.recorded(shown, policies)
-    if not attachments.concerned(policies, places.ledger):
-        return ()
-    return attachments.preview(attachments.by_policies(policies), places)
+    return attachments.preview(policies, places)

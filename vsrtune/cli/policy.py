@@ -24,7 +24,7 @@ from vsrtune.cli.options import (
     trace_option,
     uri_option,
 )
-from vsrtune.cli.render import say
+from vsrtune.cli.render import complain, print_json, say
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 
@@ -49,7 +49,6 @@ def check(files: tuple[Path, ...], policy_dirs: tuple[Path, ...]) -> int:
     \b
     Exit codes: 0 all files are good, 2 at least one is not, 4 a directory does not exist.
     """
-    from vsrtune.cli.main import complain
     from vsrtune.observe import config_files
 
     if not files:
@@ -59,14 +58,18 @@ def check(files: tuple[Path, ...], policy_dirs: tuple[Path, ...]) -> int:
         say(f"vsrtune: {no_policies(policy_dirs)}", err=True)
     # A file named by the operator may be a draft; the daemon is more careful.
     errors = [] if files else config_files.unsafe(paths)
-    errors += config_files.check(paths)
-    for error in errors:
-        complain(error)
+    good, wrong = config_files.read_all(paths)
+    errors += wrong
+    complain(*errors)
     bad = {error.where.rpartition(":")[0] for error in errors} | {e.where for e in errors}
+    asks = {policy.path: policy.asks for policy in good}
     for path in paths:
         if str(path) not in bad:
-            asks = config_files.read_policy(path).asks
-            more = "" if asks else ", but it asks for nothing: `vsrtune policy init` writes a start"
+            more = (
+                ""
+                if asks[str(path)]
+                else ", but it asks for nothing: `vsrtune policy init` writes a start"
+            )
             say(f"{path}: good{more}")
     return ExitCode.WRONG if errors else ExitCode.DONE
 
@@ -74,11 +77,9 @@ def check(files: tuple[Path, ...], policy_dirs: tuple[Path, ...]) -> int:
 @policy.command()
 def schema() -> None:
     """Print the JSON Schema of policy files, for editors and CI."""
-    import json
-
     from vsrtune.policy import schema as policy_schema
 
-    click.echo(json.dumps(policy_schema.schema(), indent=2, ensure_ascii=False))
+    print_json(policy_schema.schema())
 
 
 @policy.command()

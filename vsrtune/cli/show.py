@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -26,7 +25,7 @@ from vsrtune.cli.options import (
     unread,
     uri_option,
 )
-from vsrtune.cli.render import say
+from vsrtune.cli.render import print_json, say
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.host.filesystem import HostRoot
@@ -118,7 +117,6 @@ def status(
     the policies say, 4 not all guests could be looked at.
     """
     from vsrtune.cli import render
-    from vsrtune.core.codec import encode
     from vsrtune.daemon.guard.starved_status import read_starved
     from vsrtune.observe.config_files import load_dirs
     from vsrtune.views import page_data
@@ -137,7 +135,7 @@ def status(
         state = replace(state, starved=read_starved())
     page = page_data.status_page(state)
     if as_json:
-        click.echo(json.dumps(encode(page), indent=2, ensure_ascii=False))
+        print_json(page)
     else:
         daemon, change = (
             ("a recorded host", "not recorded") if root is not None else _journal_says(journal)

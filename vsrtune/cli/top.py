@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -26,6 +25,7 @@ from vsrtune.cli.options import (
     options,
     uri_option,
 )
+from vsrtune.cli.render import print_json, show
 from vsrtune.core.exit_codes import ExitCode
 
 if TYPE_CHECKING:
@@ -129,14 +129,13 @@ def _libvirt_names(snapshot: Snapshot, refs: Sequence[str]) -> frozenset[str]:
 
 def _print(frames: Iterator[Frame], count: int | None, as_json: bool, wide: bool) -> None:
     """Print frames one after the other, as tables or JSON."""
-    from vsrtune.cli import render
     from vsrtune.views import top_tables
 
     for number, frame in enumerate(frames, 1):
         if as_json:
-            click.echo(json.dumps(top_tables.data(frame), indent=2, ensure_ascii=False))
+            print_json(top_tables.data(frame))
         else:
-            render.show(top_tables.tables(frame), wide=wide)
+            show(top_tables.tables(frame), wide=wide)
             sys.stdout.write("" if number == count else "\n")
             sys.stdout.flush()
         if number == count:

@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,7 +25,7 @@ from vsrtune.cli.options import (
     readable_policies,
     running_guest,
 )
-from vsrtune.cli.render import say
+from vsrtune.cli.render import print_json, say, show
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.views import tables
@@ -86,7 +86,6 @@ def try_(
     """
     from vsrtune.attach.signals import held
     from vsrtune.bench.setup.tuning import Tuner
-    from vsrtune.cli import render
     from vsrtune.cli.trial import guardian, rule
     from vsrtune.cli.trial import run as trial_run
     from vsrtune.execute.journal import Journal
@@ -102,7 +101,7 @@ def try_(
         _check_untuned(opened, places.ledger)
         made = full_plan(snapshot, [policy], (), reassert=True)
         if not as_json:
-            render.show(tables.plan_tables(made))
+            show(tables.plan_tables(made))
         if made.refusals:
             return ExitCode.REFUSED
         if not made.actions:
@@ -141,7 +140,7 @@ def try_(
     if as_json:
         _print_json(policy, guests, turns, verdict, keep)
     else:
-        render.show([rule.table(turns)])
+        show([rule.table(turns)])
         for text in verdict.text:
             say(text)
         click.echo(
@@ -218,7 +217,7 @@ def _check_attachment(policy: Policy, places: StatePlaces) -> None:
 
     if policy.attachment is None:
         return
-    if attachments.preview(lambda host, _: batches(host, [policy]), places):
+    if batches(attachments.look(places), [policy]):
         raise VsrtuneError(
             f"the guests are not on {policy.attachment} yet, which is not tried in turns",
             where=policy.at("attachment"),
@@ -247,8 +246,6 @@ def _print_json(
     verdict: TrialVerdict,
     kept: bool,
 ) -> None:
-    import json
-
     words = {True: "better", False: "not better", None: "undecided"}
     print_ready = {
         "policy": policy.path,
@@ -260,6 +257,6 @@ def _print_json(
         "left_out": verdict.left_out,
         "kept": kept,
         "text": verdict.text,
-        "turns": [asdict(t) for t in turns],
+        "turns": turns,
     }
-    click.echo(json.dumps(print_ready, indent=2, ensure_ascii=False))
+    print_json(print_ready)
