@@ -5,10 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from vsrtune.attach.plan.model import AttachHostState, Switch
+from vsrtune.attach.survey import survey, template_of
+from vsrtune.cli import attachments
 from vsrtune.cli.options import (
     ATTACH_LEDGER,
     GROUP_DIR,
@@ -18,17 +20,19 @@ from vsrtune.cli.options import (
     dry_run_option,
     group_names,
     json_option,
+    observe,
     places_options,
 )
 from vsrtune.cli.render import complain, print_json, say, show
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
+from vsrtune.group import members as group_members
+from vsrtune.group import msr_rules, planner
+from vsrtune.group import scale as group_scale
 from vsrtune.group.parser import Group, parse
 from vsrtune.observe.config_files import SUFFIXES, files_in, read_text
 from vsrtune.policy.model import PolicyErrors
-
-if TYPE_CHECKING:
-    from vsrtune.attach.plan.model import AttachHostState, Switch
+from vsrtune.views import group_status
 
 
 def name_of(word: str) -> str:
@@ -109,8 +113,6 @@ def create(word: str, groups: Path, dry_run: bool, places: StatePlaces) -> int:
     \b
     Exit codes: 0 done, 1 refused or failed, 2 the file is not good.
     """
-    from vsrtune.group import planner
-
     wanted = load_group(word, groups)
     return _carry_out(lambda host: planner.create(wanted, host), places, dry_run, wanted.template)
 
@@ -128,11 +130,6 @@ def status(name: str | None, as_json: bool, places: StatePlaces) -> int:
     Exit codes: 0 shown, 1 there is no such group, 4 the host could not be read, or the
     ledger that is named does not exist.
     """
-    from vsrtune.cli import attachments
-    from vsrtune.cli.options import observe
-    from vsrtune.group import members as group_members
-    from vsrtune.views import group_status
-
     check_written(places.ledger, ATTACH_LEDGER)
     host = attachments.look(places)
     names = [name] if name is not None else sorted(host.groups)
@@ -177,9 +174,6 @@ def rules(
     \b
     Exit codes: 0 printed, 1 refused, 2 the file is not good.
     """
-    from vsrtune.cli import attachments
-    from vsrtune.group import msr_rules
-
     name, host = name_of(word), attachments.look(places)
     wanted = None if name in host.groups else load_group(word, groups)
     click.echo(msr_rules.of_group(name, wanted, host).text(balancer, count, without), nl=False)
@@ -201,8 +195,6 @@ def scale(name: str, count: int, dry_run: bool, places: StatePlaces) -> int:
     \b
     Exit codes: 0 done or nothing to do, 1 refused or failed.
     """
-    from vsrtune.group import scale as group_scale
-
     return _carry_out(lambda host: group_scale.scale(name, count, host), places, dry_run)
 
 
@@ -220,8 +212,6 @@ def drain(name: str, member: str, dry_run: bool, places: StatePlaces) -> int:
     \b
     Exit codes: 0 done or nothing to do, 1 refused or failed.
     """
-    from vsrtune.group import scale as group_scale
-
     return _carry_out(lambda host: group_scale.drain(name, member, host), places, dry_run)
 
 
@@ -243,8 +233,6 @@ def delete(name: str, keep_clones: bool, dry_run: bool, places: StatePlaces) -> 
     \b
     Exit codes: 0 done, 1 refused or failed.
     """
-    from vsrtune.group import planner
-
     return _carry_out(
         lambda host: planner.delete(name, host, keep_clones=keep_clones), places, dry_run
     )
@@ -257,9 +245,6 @@ def _carry_out(
     template: str = "",
 ) -> int:
     """Survey the host, plan, and do it unless it is a dry run."""
-    from vsrtune.attach.survey import survey, template_of
-    from vsrtune.cli import attachments
-
     with attachments.opened(places) as (switcher, live):
         if switcher.unfinished():
             if dry_run:

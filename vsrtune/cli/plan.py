@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from vsrtune.attach.plan.requests import Batch
+from vsrtune.cli import attachments
 from vsrtune.cli.options import (
     StatePlaces,
     chosen,
@@ -24,13 +25,12 @@ from vsrtune.cli.options import (
 )
 from vsrtune.cli.render import complain, print_json, say, show
 from vsrtune.core.exit_codes import ExitCode
+from vsrtune.model.plan import Plan, plan_text
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.plan.full_plan import full_plan
+from vsrtune.policy.matching import assign, no_guest
+from vsrtune.policy.model import Policy
 from vsrtune.views import tables
-
-if TYPE_CHECKING:
-    from vsrtune.attach.plan.requests import Batch
-    from vsrtune.model.plan import Plan
-    from vsrtune.model.snapshot import Snapshot
-    from vsrtune.policy.model import Policy
 
 
 @click.command()
@@ -66,10 +66,6 @@ def plan(
     changes (with --detailed-exitcode), 4 not all guests could be looked at, 5 a guest is
     refused.
     """
-    from vsrtune.cli import attachments
-    from vsrtune.model.plan import plan_text
-    from vsrtune.policy.matching import assign
-
     if as_json and guests:
         raise click.UsageError("--json stores the plan, which is of all guests: leave --guest out")
     policies = load_policies(policy_dirs)
@@ -122,8 +118,6 @@ def verify(
     Exit codes: 0 no difference, 1 no such guest, 2 a policy is wrong, 3 differences, 4 nothing
     was compared, or not all guests could be looked at, 5 a guest is refused.
     """
-    from vsrtune.policy.matching import assign, no_guest
-
     policies = load_policies(policy_dirs)
     snapshot, made = _planned(policies, root, trace_seconds, places)
     shown, made = _only(snapshot, made, guests)
@@ -181,8 +175,6 @@ def _planned(
     *,
     reassert: bool = False,
 ) -> tuple[Snapshot, Plan]:
-    from vsrtune.plan.full_plan import full_plan
-
     entries, steps = journalled(places.journal, root)
     snapshot = observe(root, places.uri, trace_seconds, policies, entries)
     return snapshot, full_plan(snapshot, policies, entries, reassert=reassert, steps=steps)
@@ -193,8 +185,6 @@ def _attachments(
 ) -> tuple[Batch, ...]:
     """Switches that the policies ask for; without their steps on a recorded host, of which
     ``shown`` is looked at."""
-    from vsrtune.cli import attachments
-
     if root is not None:
         return attachments.recorded(shown, policies)
     return attachments.preview(policies, places)

@@ -142,7 +142,7 @@ class TestOfThisBoot:
         capsys: pytest.CaptureFixture[str],
     ) -> None:
         boot = FakeHost().snapshot.host.boot_id
-        monkeypatch.setattr("vsrtune.host.filesystem.boot_id", lambda: boot)
+        monkeypatch.setattr("vsrtune.cli.apply.boot_id", lambda: boot)
         words = ["undo", "--journal", str(path), "--attach-ledger", f"{path}.none"]
         assert main.run(words) == 1
         assert "version 2 of the journal's format" in capsys.readouterr().err
