@@ -167,7 +167,7 @@ class LiveSysOps:
         before = self._root.sched_attr(tid)
         leaves = before.cls is SchedClass.DEADLINE and not deadline
         overrun = self._overrun(target.thread) if leaves else 0
-        if leaves and thread.sleeps() and not self._cgroups.partitioned(thread.cgroup()):
+        if leaves and thread.stat().state != "R" and not self._cgroups.partitioned(thread.cgroup()):
             with suppress(OSError):
                 self._calls.set_sched(tid, LEAVING)
         try:
@@ -186,13 +186,13 @@ class LiveSysOps:
         """Make the thread DEADLINE. Raises PendingError if the thread has not run on its CPUs,
         otherwise the OSError of the call."""
         while True:
-            outside = thread.last_cpu() not in thread.affinity()
+            outside = thread.stat().processor not in thread.affinity()
             try:
                 return self._calls.set_sched(target.thread.tid, sched)
             except OSError as error:
                 if error.errno != errno.EPERM:
                     raise
-                cpu, mask = thread.last_cpu(), thread.affinity()
+                cpu, mask = thread.stat().processor, thread.affinity()
                 if cpu not in mask:
                     raise PendingError(
                         f"the thread has not run since it was given CPUs {mask} (last on CPU "
@@ -233,7 +233,7 @@ class LiveSysOps:
         # A single thread moves only within its threaded domain. A kernel thread is a process of
         # its own and may go anywhere as such; a thread of QEMU would take all of QEMU along.
         leaves = "/" not in path or "/" not in thread.cgroup()
-        file = "cgroup.procs" if leaves and thread.kernel() else "cgroup.threads"
+        file = "cgroup.procs" if leaves and thread.stat().kthread else "cgroup.threads"
         try:
             self._calls.write(f"{MOUNT}/{path}/{file}", str(target.thread.tid))
         except OSError as error:

@@ -15,7 +15,7 @@ from vsrtune.execute.errno_table import Operation, write_error
 from vsrtune.execute.syscalls import LiveCalls
 from vsrtune.host.cgroupfs import MOUNT
 from vsrtune.host.filesystem import HostRoot
-from vsrtune.host.procfs import parse_cgroup, parse_stat, parse_status_allowed
+from vsrtune.host.procfs import Stat, parse_cgroup, parse_stat, parse_status_allowed
 from vsrtune.model.guest import ThreadKey
 
 CPUS = "/sys/devices/system/cpu"
@@ -34,25 +34,17 @@ class HostThread:
     def check(self) -> None:
         """Raise VanishedError unless the thread is the very one, and alive."""
         try:
-            text = self._root.read(f"{self._base}/stat")
+            stat = self.stat()
         except (FileNotFoundError, ProcessLookupError):
             raise VanishedError("the thread has ended", where=self.where) from None
-        if parse_stat(text).start_time != self.key.start_time:
+        if stat.start_time != self.key.start_time:
             raise VanishedError("the thread has ended, its number is reused", where=self.where)
-        if text.rpartition(")")[2].split()[0] in ("Z", "X"):
+        if stat.state in ("Z", "X"):
             raise VanishedError("the thread has ended", where=self.where)
 
-    def last_cpu(self) -> int:
-        """The CPU the thread last ran on."""
-        return parse_stat(self._root.read(f"{self._base}/stat")).processor
-
-    def sleeps(self) -> bool:
-        """Whether it neither runs nor waits for a CPU."""
-        return self._root.read(f"{self._base}/stat").rpartition(")")[2].split()[0] != "R"
-
-    def kernel(self) -> bool:
-        """Whether it is a kernel thread."""
-        return parse_stat(self._root.read(f"{self._base}/stat")).kthread
+    def stat(self) -> Stat:
+        """Its state, the CPU it last ran on, and whether it is a kernel thread."""
+        return parse_stat(self._root.read(f"{self._base}/stat"))
 
     def affinity(self) -> CpuSet:
         """The thread's mask, as the observer reads it."""
