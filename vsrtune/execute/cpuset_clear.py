@@ -12,7 +12,7 @@ from __future__ import annotations
 import errno
 
 from vsrtune.core.errors import Lasting, WriteError
-from vsrtune.execute.errno_table import Operation, write_error
+from vsrtune.execute.errno_table import Operation, told, write_error
 from vsrtune.execute.syscalls import LiveCalls
 from vsrtune.host.cgroupfs import MOUNT
 from vsrtune.host.filesystem import HostRoot
@@ -37,32 +37,23 @@ def home_of(path: str) -> str:
 def clear(root: HostRoot, calls: LiveCalls, path: str, where: str) -> None:
     """Unset ``cpuset.cpus`` of ``path``. Idempotent, from any step of an earlier try.
     Raises WriteError."""
-    try:
-        _set_empty(calls, path)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise write_error(Operation.CPUSET, error, where) from error
-    else:
+    if _emptied(calls, path, where):
         return
     make_threaded(root, calls, parking_of(path), where)
+    emptied = False
     for _ in range(_ROUNDS):
         _move_all(root, calls, path, parking_of(path), where)
-        try:
-            _set_empty(calls, path)
-        except OSError as error:
-            if error.errno == errno.ENOSPC:
-                continue
-            raise write_error(Operation.CPUSET, error, where) from error
-        break
-    else:
-        unpark(root, calls, path, where)
+        emptied = _emptied(calls, path, where)
+        if emptied:
+            break
+    unpark(root, calls, path, where)
+    if not emptied:
         raise WriteError(
             f"cpuset.cpus of {path} could not be unset: new threads kept coming",
             where=where,
             hint="tried again at the next pass",
             lasting=Lasting.TRANSIENT,
         )
-    unpark(root, calls, path, where)
 
 
 def unpark(root: HostRoot, calls: LiveCalls, path: str, where: str) -> None:
@@ -100,19 +91,22 @@ def make_threaded(root: HostRoot, calls: LiveCalls, path: str, where: str) -> No
             hint="only guests whose cgroups libvirt made threaded can be served",
         )
     if not root.exists(f"{MOUNT}/{path}"):
-        try:
+        with told(Operation.MKDIR, where):
             calls.mkdir(f"{MOUNT}/{path}")
-        except OSError as error:
-            raise write_error(Operation.MKDIR, error, where) from error
     if root.read(f"{MOUNT}/{path}/cgroup.type").strip() != "threaded":
-        try:
+        with told(Operation.TYPE, where, "threaded"):
             calls.write(f"{MOUNT}/{path}/cgroup.type", "threaded")
-        except OSError as error:
-            raise write_error(Operation.TYPE, error, where, "threaded") from error
 
 
-def _set_empty(calls: LiveCalls, path: str) -> None:
-    calls.write(f"{MOUNT}/{path}/cpuset.cpus", "")
+def _emptied(calls: LiveCalls, path: str, where: str) -> bool:
+    """Unset ``cpuset.cpus``; False when there are threads inside."""
+    try:
+        calls.write(f"{MOUNT}/{path}/cpuset.cpus", "")
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            return False
+        raise write_error(Operation.CPUSET, error, where) from error
+    return True
 
 
 def _move_all(root: HostRoot, calls: LiveCalls, source: str, target: str, where: str) -> None:

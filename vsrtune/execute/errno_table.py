@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 
@@ -234,6 +236,15 @@ def classify(operation: Operation, number: int) -> ErrnoVerdict:
     if found is not None:
         return found
     return ErrnoVerdict(_NEVER, f"of {name(number)} ({os.strerror(number)})", "see the kernel log")
+
+
+@contextmanager
+def told(operation: Operation, where: str, wanted: str = "") -> Iterator[None]:
+    """Raise ``write_error`` for an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise write_error(operation, error, where, wanted) from error
 
 
 def write_error(operation: Operation, error: OSError, where: str, wanted: str = "") -> WriteError:

@@ -22,7 +22,7 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting, PendingError, VanishedError, VsrtuneError, WriteError
 from vsrtune.execute.cgroups import Cgroups, settle
 from vsrtune.execute.cpuset_clear import clear, unpark
-from vsrtune.execute.errno_table import Operation, write_error
+from vsrtune.execute.errno_table import Operation, told, write_error
 from vsrtune.execute.nics import NicWrites
 from vsrtune.execute.syscalls import LiveCalls
 from vsrtune.execute.threads import CPUS, HostThread
@@ -170,14 +170,12 @@ class LiveSysOps:
         if leaves and thread.stat().state != "R" and not self._cgroups.partitioned(thread.cgroup()):
             with suppress(OSError):
                 self._calls.set_sched(tid, LEAVING)
-        try:
+        operation = Operation.DEADLINE if deadline else Operation.SCHED
+        with told(operation, str(target), str(sched)):
             if deadline:
                 self._enter_deadline(thread, target, sched)
             else:
                 self._calls.set_sched(tid, sched)
-        except OSError as error:
-            operation = Operation.DEADLINE if deadline else Operation.SCHED
-            raise write_error(operation, error, str(target), str(sched)) from error
         if leaves:
             over = self._clock() + lag_seconds(before, overrun)
             self._budgets_end = max(self._budgets_end, over)
@@ -341,10 +339,8 @@ class LiveSysOps:
     # -- the host
 
     def _write_timeslice(self, target: RrTimeslice, value: TimeSlice) -> None:
-        try:
+        with told(Operation.TIMESLICE, str(target), str(value)):
             self._calls.write(_RR_TIMESLICE, str(value.ms))
-        except OSError as error:
-            raise write_error(Operation.TIMESLICE, error, str(target), str(value)) from error
 
     def _gone_or(self, error: OSError, target: Target) -> WriteError:
         """VanishedError if the target's thread is gone by now, otherwise the error itself as a

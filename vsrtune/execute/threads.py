@@ -11,7 +11,7 @@ from __future__ import annotations
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VanishedError, WriteError
 from vsrtune.execute.cpuset_clear import home_of
-from vsrtune.execute.errno_table import Operation, write_error
+from vsrtune.execute.errno_table import Operation, told
 from vsrtune.execute.syscalls import LiveCalls
 from vsrtune.host.cgroupfs import MOUNT
 from vsrtune.host.filesystem import HostRoot
@@ -81,10 +81,8 @@ class HostThread:
 
     def set_cpuset_text(self, text: str) -> None:
         """Write ``cpuset.cpus`` of the thread's home. Raises WriteError."""
-        try:
+        with told(Operation.CPUSET, self.where, text):
             self._calls.write(f"{MOUNT}/{self.home()}/cpuset.cpus", text)
-        except OSError as error:
-            raise write_error(Operation.CPUSET, error, self.where, text) from error
 
     def allowed(self) -> CpuSet | None:
         """The CPUs of the nearest cpuset below the root that confines the thread; None when there
@@ -108,10 +106,8 @@ class HostThread:
         mask = cpus
         if allowed is not None and allowed <= cpus:
             mask = cpus | CpuSet.parse(self._root.read(f"{CPUS}/possible"))
-        try:
+        with told(Operation.AFFINITY, self.where, str(cpus)):
             self._calls.set_affinity(self.key.tid, mask)
-        except OSError as error:
-            raise write_error(Operation.AFFINITY, error, self.where, str(cpus)) from error
 
     def keep_affinity(self, mask: CpuSet) -> None:
         """Give the mask back after a move, as far as the new cpuset allows."""
