@@ -64,7 +64,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
     for module in ("cli.show", "cli.plan", "cli.apply"):
         monkeypatch.setattr(f"vsrtune.{module}.observe", observe)
-    for module in ("host.filesystem", "cli.apply", "cli.show"):
+    for module in ("cli.options", "cli.apply", "cli.show"):
         monkeypatch.setattr(f"vsrtune.{module}.boot_id", lambda: samples.BOOT)
     monkeypatch.setattr("vsrtune.cli.apply.LiveSysOps", lambda **_: host)
     monkeypatch.setenv("VSRTUNE_POLICIES", str(run.policies))
