@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 from vsrtune.attach.plan.model import GuestNics
 from vsrtune.core.errors import VanishedError, WriteError
 from vsrtune.host import netlink
-from vsrtune.host.libvirt import Connection, gone, library
+from vsrtune.host.libvirt import Connection, library, vanished
 from vsrtune.model.domain_xml import DomainNic, nics
 
 T = TypeVar("T")
@@ -257,7 +257,7 @@ class LiveDomains:
         if not self._kept.alive():
             self.close()
             raise self._kept.away(text, "libvirt went away", where) from error
-        if gone(error, domain):
+        if vanished(error, domain):
             raise VanishedError(
                 f"the guest is gone or does not run: {text}", where=where
             ) from error

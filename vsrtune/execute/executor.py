@@ -409,7 +409,7 @@ def _restore(entry: Entry, back: Action, ops: SysOps, journal: Journal, tally: _
         journal.drop(entry.target, "the original is on the host")
         if back.release:
             tally.done.append(back)
-    elif still_ours(entry.written, now, ops):
+    elif still_applied(entry.written, now, ops):
         _change(replace(back, before=entry.written, release=False), ops, journal)
         tally.done.append(back)
     else:
@@ -419,7 +419,7 @@ def _restore(entry: Entry, back: Action, ops: SysOps, journal: Journal, tally: _
 def _disown(entry: Entry, ops: SysOps, journal: Journal, tally: _Tally) -> None:
     """Forget an entry whose value somebody else has changed, if that still holds."""
     now = ops.read(entry.target)
-    if not still_ours(entry.written, now, ops):
+    if not still_applied(entry.written, now, ops):
         _leave(entry, now, journal, tally)
 
 
@@ -590,7 +590,7 @@ def exactly(wanted: Value, now: Value, ops: SysOps) -> bool:
     return False
 
 
-def still_ours(written: Value, now: Value, ops: SysOps) -> bool:
+def still_applied(written: Value, now: Value, ops: SysOps) -> bool:
     """Whether the host has what we wrote; pins compare by their CPUs."""
     if isinstance(written, Pin) and isinstance(now, Pin):
         return exactly(written.cpus, now.cpus, ops)
