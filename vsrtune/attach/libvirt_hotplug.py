@@ -16,7 +16,7 @@ from typing import Any
 from vsrtune.attach.plan.model import GuestNics
 from vsrtune.core.errors import VanishedError, WriteError
 from vsrtune.host import netlink
-from vsrtune.host.libvirt import Connection, gone, library
+from vsrtune.host.libvirt import Connection, library, vanished
 from vsrtune.model.domain_xml import DomainNic, nics
 
 # A guest acknowledges an unplug within a second; a guest that boots may take longer.
@@ -220,7 +220,7 @@ class LiveDomains:
 
     @contextlib.contextmanager
     def _translated(self, where: str, domain: Any = None) -> Iterator[None]:
-        """Turn an error of libvirt into ours. ``domain`` as for ``gone``."""
+        """Turn an error of libvirt into ours. ``domain`` as for ``vanished``."""
         try:
             yield
         except library().libvirtError as error:
@@ -228,7 +228,7 @@ class LiveDomains:
             if not self._kept.alive():
                 self.close()
                 raise self._kept.away(text, "libvirt went away", where) from error
-            if gone(error, domain):
+            if vanished(error, domain):
                 raise VanishedError(
                     f"the guest is gone or does not run: {text}", where=where
                 ) from error

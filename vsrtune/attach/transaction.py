@@ -268,10 +268,10 @@ class Switcher:
                 if this_boot:
                     self._each(back.cards, lambda card: self._unplug((card,)))
             case Define():
-                self._unless_gone(lambda: undefine(self._host, back))
+                self._unless_vanished(lambda: undefine(self._host, back))
             case CloneRun(on=True):
                 if this_boot:
-                    self._unless_gone(lambda: self._clones.do(back))
+                    self._unless_vanished(lambda: self._clones.do(back))
             case Raise(on=True):
                 # The lower device may be gone together with the device.
                 for device in back.devices:
@@ -286,7 +286,7 @@ class Switcher:
         failed: list[VsrtuneError] = []
         for card in cards:
             try:
-                self._unless_gone(lambda card=card: work(card))  # type: ignore[misc]
+                self._unless_vanished(lambda card=card: work(card))  # type: ignore[misc]
             except AwayError:
                 raise
             except VsrtuneError as error:
@@ -294,7 +294,7 @@ class Switcher:
         if failed:
             raise failed[0]
 
-    def _unless_gone(self, work: Callable[[], None]) -> None:
+    def _unless_vanished(self, work: Callable[[], None]) -> None:
         """Call ``work``. A guest that does not run any more needs nothing: its next start reads
         its definition."""
         try:
@@ -330,7 +330,7 @@ class Switcher:
             raise WriteError("the guest has lost the interface again", where=card.where)
         other = differences(card.xml, present.xml)
         if other:
-            raise WriteError(f"is not as asked: {'; '.join(other)}", where=card.where)
+            raise WriteError(f"is not as requested: {'; '.join(other)}", where=card.where)
         link = self._host.link(present.device)
         if card.queue is not None and link is not None and link.queue != card.queue:
             self._host.set_queue(link.index, card.queue)
@@ -424,7 +424,7 @@ def define(host: LiveHost, step: Define) -> None:
     else:
         other = differences(step.after, now.xml if now is not None else "<interface/>")
     if other:
-        raise WriteError(f"is not as asked: {'; '.join(other)}", where=where)
+        raise WriteError(f"is not as requested: {'; '.join(other)}", where=where)
 
 
 def undefine(host: LiveHost, back: Define) -> None:

@@ -77,9 +77,9 @@ class Daemon:
         self._keep = keep
         self._clock = clock
         self._wake = Wakeup()
-        self._stop_asked = False
+        self._stop_requested = False
         self._handover = False
-        self._reload_asked = False
+        self._reload_requested = False
         self._files_changed = False
         # Other threads append, the loop empties: deque does both atomically.
         self._dirty: deque[Scope] = deque()
@@ -121,7 +121,7 @@ class Daemon:
 
     def ask_stop(self, _signal: int = 0, _frame: FrameType | None = None) -> None:
         """Stop after the current pass; also the handler of SIGTERM and SIGINT."""
-        self._stop_asked = True
+        self._stop_requested = True
         self._wake.set()
 
     def ask_handover(self, _signal: int = 0, _frame: FrameType | None = None) -> None:
@@ -132,7 +132,7 @@ class Daemon:
 
     def ask_reload(self, _signal: int = 0, _frame: FrameType | None = None) -> None:
         """Read the policies again; also the handler of SIGHUP."""
-        self._reload_asked = True
+        self._reload_requested = True
         self._wake.set()
 
     def install_signals(self) -> None:
@@ -156,11 +156,11 @@ class Daemon:
         self._pass(FULL)
         self._notifier.ready()
         LOGGER.info("ready: %s", self._status())
-        while not self._stop_asked:
+        while not self._stop_requested:
             scope = self._sleep()
-            if self._stop_asked:
+            if self._stop_requested:
                 break
-            if self._reload_asked:
+            if self._reload_requested:
                 self._reload()
             elif self._steps:
                 self._step_down()
@@ -214,7 +214,7 @@ class Daemon:
         self._pass(scope)
 
     def _reload(self) -> None:
-        self._reload_asked = False
+        self._reload_requested = False
         self._files_changed = False
         self._notifier.reloading()
         LOGGER.info("reading the policies again")
@@ -285,7 +285,7 @@ class Daemon:
     @property
     def _urgent(self) -> bool:
         """Whether something is due that waits for no pause."""
-        return self._stop_asked or self._reload_asked or bool(self._steps)
+        return self._stop_requested or self._reload_requested or bool(self._steps)
 
     def _settle_burst(self, pause: float) -> None:
         """Wait until events pause for ``pause`` seconds, at most ten times as long."""

@@ -88,7 +88,7 @@ def unmade(plan: Plan, result: Result) -> tuple[Unmade, ...]:
     """Every action of the plan that the pass with this result has not done, except those on
     threads and devices that are gone or that somebody else has set meanwhile."""
     done = {(a.target, a.after) for a in result.done}
-    settled = {*result.vanished, *(left.target for left in result.left)}
+    over = {*result.vanished, *(left.target for left in result.left)}
     told: dict[Target, str] = {a.target: WITH_ANOTHER for a in result.skipped}
     told |= {a.target: f"failed: {error}" for a, error in result.failed}
     told |= {a.target: f"pending: {error}" for a, error in result.pending}
@@ -98,7 +98,7 @@ def unmade(plan: Plan, result: Result) -> tuple[Unmade, ...]:
     left = []
     for action in plan.actions:
         target = action.target
-        if (target, action.after) in done or target in settled:
+        if (target, action.after) in done or target in over:
             continue
         why = WITH_ANOTHER if target.guest in failed else WAITING
         left.append(Unmade(action, told.get(target, why), target in fixed))

@@ -403,7 +403,7 @@ def _restore(entry: Entry, back: Action, ops: LiveSysOps, journal: Journal, tall
         journal.drop(entry.target, "the original is on the host")
         if back.release:
             tally.done.append(back)
-    elif still_ours(entry.written, now, ops):
+    elif still_applied(entry.written, now, ops):
         _change(replace(back, before=entry.written, release=False), ops, journal)
         tally.done.append(back)
     else:
@@ -413,7 +413,7 @@ def _restore(entry: Entry, back: Action, ops: LiveSysOps, journal: Journal, tall
 def _disown(entry: Entry, ops: LiveSysOps, journal: Journal, tally: _Tally) -> None:
     """Forget an entry whose value somebody else has changed, if that still holds."""
     now = ops.read(entry.target)
-    if not still_ours(entry.written, now, ops):
+    if not still_applied(entry.written, now, ops):
         _leave(entry, now, journal, tally)
 
 
@@ -588,7 +588,7 @@ def exactly(wanted: Value, now: Value, ops: LiveSysOps) -> bool:
     return False
 
 
-def still_ours(written: Value, now: Value, ops: LiveSysOps) -> bool:
+def still_applied(written: Value, now: Value, ops: LiveSysOps) -> bool:
     """Whether the host has what we wrote; pins compare by their CPUs."""
     if isinstance(written, Pin) and isinstance(now, Pin):
         return exactly(written.cpus, now.cpus, ops)

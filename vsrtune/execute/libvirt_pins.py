@@ -22,7 +22,7 @@ from typing import Any
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import BusyError, Lasting, VanishedError, VsrtuneError, WriteError
-from vsrtune.host.libvirt import Connection, gone, library
+from vsrtune.host.libvirt import Connection, library, vanished
 from vsrtune.model import domain_xml
 
 _LATER = "tried again at the next pass"
@@ -151,7 +151,7 @@ def _translate(error: Any, where: str, domain: Any) -> WriteError:
     import libvirt
 
     code = error.get_error_code()
-    if gone(error, domain):
+    if vanished(error, domain):
         return VanishedError(f"the domain is gone or not running: {error}", where=where)
     if code in (libvirt.VIR_ERR_OPERATION_TIMEOUT, libvirt.VIR_ERR_AGENT_UNRESPONSIVE):
         return BusyError(

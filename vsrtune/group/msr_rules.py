@@ -104,8 +104,8 @@ class Rulebook:
         if balancer is None and len(known) > 1:
             raise self._refused("it has several balancers", f"name one: {', '.join(known)}")
         balancer = known[0] if balancer is None else balancer
-        asked = [("balancer", balancer, known), *(("router", r, self.routers) for r in without)]
-        for what, name, among in asked:
+        lookups = [("balancer", balancer, known), *(("router", r, self.routers) for r in without)]
+        for what, name, among in lookups:
             if name not in among:
                 hint = f"its {what}s: {', '.join(among)}"
                 raise self._refused(f"it is no {what} of the group {self.group}", hint, name)

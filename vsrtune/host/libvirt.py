@@ -106,7 +106,7 @@ def _domain_text(libvirt: Any, domain: Any) -> DomainText | None:
             busy=_busy(libvirt, domain),
         )
     except libvirt.libvirtError as error:
-        if gone(error, domain):
+        if vanished(error, domain):
             return None  # it ended after libvirt listed it
         raise
 
@@ -265,7 +265,7 @@ def library() -> Any:
         ) from error
 
 
-def gone(error: Any, domain: Any = None) -> bool:
+def vanished(error: Any, domain: Any = None) -> bool:
     """Whether an error of libvirt says that the domain is gone or does not run.
 
     OPERATION_INVALID says that, or that the operation does not suit the domain. libvirt's text

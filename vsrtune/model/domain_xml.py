@@ -354,7 +354,7 @@ def parse_cputune(domain: Domain) -> Cputune:
     return Cputune(pins, general or None, notes, problem)
 
 
-def ours_in(tree: ET.Element) -> list[ET.Element]:
+def metadata_in(tree: ET.Element) -> list[ET.Element]:
     """vsrtune's elements in a domain's metadata."""
     return [e for e in tree.iterfind("./metadata/*") if e.tag.startswith(f"{{{NAMESPACE}}}")]
 
@@ -362,7 +362,7 @@ def ours_in(tree: ET.Element) -> list[ET.Element]:
 def _notes(tree: ET.Element) -> dict[Which, Note]:
     found: dict[Which, Note] = {}
     space = f"{{{NAMESPACE}}}"
-    elements = ours_in(tree)
+    elements = metadata_in(tree)
     if any(e.tag != f"{space}originals" for e in elements):
         raise ValueError("they are not <originals>")
     for element in (child for parent in elements for child in parent):

@@ -260,7 +260,7 @@ class Joiner:
         process = processes.qemu(pid)
         if process is not None:
             if process.standing is not Standing.PLAIN:
-                return replace(process, standing=Standing.OURS), ""
+                return replace(process, standing=Standing.LISTED), ""
             return None, f"its process {pid} runs in no cgroup of libvirt's"
         for stranger in processes.strangers:
             if stranger.pid == pid:
@@ -308,7 +308,7 @@ class Joiner:
 
     def _standing(self, process: QemuProcess, owned: Owned, *, silent: bool) -> Standing:
         if process.pid in owned:
-            return Standing.OURS
+            return Standing.LISTED
         if process.standing is Standing.PLAIN:
             # Root, or a user who may have plain guests, runs another libvirt.
             return Standing.FOREIGN if process.args.libvirt else Standing.PLAIN

@@ -40,7 +40,7 @@ from vsrtune.host.recorded import (
     load,
 )
 from vsrtune.host.state_files import create_file
-from vsrtune.model.domain_xml import ours_in, parse
+from vsrtune.model.domain_xml import metadata_in, parse
 from vsrtune.model.guest import Sched
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe.observer import Observer, live_observer
@@ -334,7 +334,7 @@ def prune_xml(text: str) -> str:
     kept = ET.Element(tree.tag, tree.attrib)
     kept.extend(part for part in tree if part.tag in _DOMAIN_PARTS)
     # Only vsrtune's metadata stays: it says which pins the guest brought.
-    ET.SubElement(kept, "metadata").extend(ours_in(tree))
+    ET.SubElement(kept, "metadata").extend(metadata_in(tree))
     devices = ET.SubElement(kept, "devices")
     for interface in tree.iterfind("./devices/interface"):
         element = ET.SubElement(devices, "interface", interface.attrib)

@@ -57,7 +57,7 @@ class Standing(Enum):
     STRANGER = "stranger"  # nothing of it is believed or read
     PLAIN = "plain"  # of a user whom a policy names, and not in libvirt's cgroups
     UNKNOWN = "unknown"  # in libvirt's cgroups; libvirt has not said whose it is
-    OURS = "ours"  # the QEMU of a domain that our libvirt lists, or listed last
+    LISTED = "listed"  # the QEMU of a domain that our libvirt lists, or listed last
     FOREIGN = "foreign"  # another libvirt's
 
 

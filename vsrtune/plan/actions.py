@@ -94,7 +94,7 @@ def _pin(
         return
     if pin.thread.affinity == pick.cpus:
         why = f" ({pick.why})" if requirements.policy.placement is not None and pick.why else ""
-        draft.skip(requirements.guest.ref, subject, f"already as asked: CPUs {pick.cpus}{why}")
+        draft.skip(requirements.guest.ref, subject, f"already set: CPUs {pick.cpus}{why}")
         draft.for_verify[pin.target] = pick.cpus
         return
     auto = f" auto, {pick.why}" if pick.why else f" {pick.cpus}"
@@ -177,7 +177,7 @@ def _why_not(
 ) -> str | None:
     """The reason to leave a thread's scheduling alone, None when there is none."""
     if thread.sched == rule.sched:
-        return f"already as asked: {rule.sched}"
+        return f"already set: {rule.sched}"
     if foreign_deadline(context, requirements.guest, thread):
         return "someone else gave the thread class deadline; it is left alone"
     pick = chosen.get(thread.key)
@@ -191,7 +191,7 @@ def _queues(
     context: Context, requirements: Requirements, claimed: dict[int, str], draft: Draft
 ) -> None:
     ref = requirements.guest.ref
-    if requirements.policy.asked(TxQueueLen) is None:
+    if requirements.policy.desired(TxQueueLen) is None:
         return
     if not any(i.kind.rings for i in requirements.guest.interfaces):
         draft.skip(ref, "macvtap queue", "the guest has no macvtap interface")
@@ -220,8 +220,8 @@ def want_number(
     ref, policy = requirements.guest.ref, requirements.policy
     subject = f"{interface.target} {name or setting.name}"
     owner = claimed.setdefault(interface.ifindex, ref)
-    asked, now = policy.asked(setting), setting.observed(interface)
-    if asked is None:
+    desired, now = policy.desired(setting), setting.observed(interface)
+    if desired is None:
         return
     target = cast(Target, setting(ref, interface.target, interface.ifindex))
     draft.desired.add(target)
@@ -232,7 +232,7 @@ def want_number(
         draft.skip(ref, subject, f"the device is shared, {what} goes with {owner}")
     else:
         # Every number but 0 is the true of a policy.
-        value = now if isinstance(asked, bool) and bool(now) == asked else int(asked)
+        value = now if isinstance(desired, bool) and bool(now) == desired else int(desired)
         reason = f"{setting.key} ({policy.at(*setting.key.split('.'))})"
         action = Action(target, now, value, reason)
         draft.want(Phase.DEVICES, action, context.left_alone(target), subject)

@@ -113,12 +113,12 @@ def _after(
     back: list[Action] = []
     disowned: list[Target] = []
     for entry in undo_order(e for e in entries if e.target in released):
-        target, ours = entry.target, written[entry.target]
-        if _is_gone(present, target):
+        target, applied = entry.target, written[entry.target]
+        if _is_vanished(present, target):
             continue
-        if target in came or _is_ours(snapshot.host, present.value(target), ours):
+        if target in came or _is_applied(snapshot.host, present.value(target), applied):
             reason = brought_pins.REASON if target in came else REASON
-            back.append(Action(target, ours, entry.original, reason, release=True))
+            back.append(Action(target, applied, entry.original, reason, release=True))
         else:
             disowned.append(target)
     return replace(
@@ -213,14 +213,14 @@ def _left_behind(snapshot: Snapshot, target: Target) -> bool:
     return group is not None and not group.populated
 
 
-def _is_gone(present: PresentValues, target: Target) -> bool:
+def _is_vanished(present: PresentValues, target: Target) -> bool:
     """Whether a guest no longer has the thread or the device. Those of the host may belong to
     lower devices that are observed only for a guest."""
     of_guest = target.guest != HOST_REF and not isinstance(target, CgroupTarget)
     return of_guest and not present.shows(target)
 
 
-def _is_ours(host: Host, now: Value | None, written: Value) -> bool:
+def _is_applied(host: Host, now: Value | None, written: Value) -> bool:
     """Whether the host has the value that vsrtune wrote. True where the snapshot does not tell:
     the executor reads the value again before it writes."""
     match now, written.cpus if isinstance(written, Pin) else written:

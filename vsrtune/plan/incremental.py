@@ -121,8 +121,8 @@ def plan_alone(
     build(context, per_guest, chosen, RootDomains(), draft)
     kernel_threads.build_napi(context, per_guest, draft)
     desired = draft.desired.union(*(r.desired for r in per_guest))
-    settled = {g.ref for g in guests if not g.waits}
-    if any(t.guest in settled and t not in desired for t in written):
+    complete = {g.ref for g in guests if not g.waits}
+    if any(t.guest in complete and t not in desired for t in written):
         return None
     # CPUs that the others' policies name by hand count; where the others are served is unchanged.
     heeded = {g.ref: whole.heeded[g.ref] for g in guests if g.ref in whole.heeded}

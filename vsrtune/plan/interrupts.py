@@ -232,7 +232,7 @@ class _Device:
         if self._desire(irq_target(irq), irq.affinity):
             waits = f", served on CPU {irq.effective} until it fires next"
             here = irq.effective <= self.cpus
-            self._skip(what, f"already as asked: CPUs {self.cpus}{'' if here else waits}")
+            self._skip(what, f"already set: CPUs {self.cpus}{'' if here else waits}")
 
     def _queues(self, name: str, queues: Sequence[NicQueue]) -> None:
         off = [q for q in queues if q.cpus is not None and not q.cpus]
@@ -248,7 +248,7 @@ class _Device:
         if off and not self._switches_on(off[0]):
             self._skip(f"{name} of {_names(off)}", "off, and not needed")
         if same:
-            self._skip(f"{name} of {_names(same)}", f"already as asked: CPUs {self.cpus}")
+            self._skip(f"{name} of {_names(same)}", f"already set: CPUs {self.cpus}")
 
     def _switches_on(self, queue: NicQueue) -> bool:
         return self.steered and queue_file(queue.name) == "rps_cpus"
@@ -269,7 +269,7 @@ class _Device:
             return
         for thread in nic.napi:
             if self._desire(thread_target(thread), thread.affinity):
-                self._skip(f"{thread.name} affinity", f"already as asked: CPUs {self.cpus}")
+                self._skip(f"{thread.name} affinity", f"already set: CPUs {self.cpus}")
 
 
 def _names(queues: Sequence[NicQueue]) -> str:

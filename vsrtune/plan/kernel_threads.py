@@ -135,12 +135,12 @@ def build_napi(context: Context, per_guest: Sequence[Requirements], draft: Draft
     for requirements in per_guest:
         devices = [i for i in requirements.guest.interfaces if i.kind is NicKind.NAPI_MACVTAP]
         policy = requirements.policy
-        asked = {
+        desired = {
             "cpus.napi": policy.napi,
             "scheduler.napi": policy.napi_sched,
-            "napi.threaded": policy.asked(NapiThreaded),
+            "napi.threaded": policy.desired(NapiThreaded),
         }
-        what = ", ".join(key for key, value in asked.items() if value is not None)
+        what = ", ".join(key for key, value in desired.items() if value is not None)
         if what and not devices:
             draft.skip(requirements.guest.ref, what, "the guest has no napi_macvtap interface")
         for device in devices:
@@ -162,12 +162,12 @@ def _missing(
     pending = False
     if claimed[device.ifindex] != ref:
         reason = f"the device is shared, its thread goes with {claimed[device.ifindex]}"
-    elif policy.asked(NapiThreaded) is False:
+    elif policy.desired(NapiThreaded) is False:
         reason = "there is no thread with napi.threaded: false"
     elif device.threaded:
         found = "; ".join(p for p in requirements.guest.problems if p.startswith(device.target))
         reason = f"its thread was not found ({found or 'no reason was reported'})"
-    elif policy.asked(NapiThreaded):
+    elif policy.desired(NapiThreaded):
         pending = device.threaded is not None
         reason = "the thread is made by threaded NAPI, and can be tuned once it is there"
     else:

@@ -140,7 +140,7 @@ class Requirements:
 
 def threads(guest: Guest, policy: Policy, role: Role) -> tuple[Thread, ...]:
     """The guest's threads of a role, without NAPI threads that are about to go."""
-    if role is Role.NAPI and policy.asked(NapiThreaded) is False:
+    if role is Role.NAPI and policy.desired(NapiThreaded) is False:
         return ()
     return guest.by_role(role)
 
@@ -567,11 +567,11 @@ def conflicts(per_guest: Sequence[Requirements]) -> list[Refusal]:
     out: list[Refusal] = []
     for requirements in per_guest:
         for interface, row in product(requirements.guest.interfaces, DEVICE_SETTINGS):
-            value = requirements.policy.asked(row) if row.of is Interface else None
+            value = requirements.policy.desired(row) if row.of is Interface else None
             if value is None or interface.kind not in row.kinds:
                 continue
             other = first.setdefault((row, interface.ifindex), requirements)
-            theirs, keys = other.policy.asked(row), tuple(row.key.split("."))
+            theirs, keys = other.policy.desired(row), tuple(row.key.split("."))
             if theirs != value:
                 reason = (
                     f"{interface.target} is shared with {other.guest.ref}, for which "

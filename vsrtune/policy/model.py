@@ -121,7 +121,7 @@ class Policy:
         """``file:line`` of a key, or of the nearest key above it that is written."""
         return f"{self.path}:{line_of(dict(self.lines), keys)}"
 
-    def asked(self, setting: type[DeviceNumber]) -> int | None:
+    def desired(self, setting: type[DeviceNumber]) -> int | None:
         """The value that the policy requires for a setting of devices: a number, True or False."""
         return dict(self.devices).get(setting.key)
 
@@ -214,13 +214,13 @@ def asks_of_host(policy: Policy) -> bool:
 
 def host_keys(policy: Policy) -> frozenset[str]:
     """The keys under which the policy asks for settings of the host itself."""
-    asked = {
+    desired = {
         "irq.set": policy.moves_irqs is not None,
         "scheduler.softirq": policy.softirq_sched is not None,
         "scheduler.slice": slice_of(policy) > 0,
-        **{row.key: policy.asked(row) is not None for row in DEVICE_SETTINGS if row.of is Nic},
+        **{row.key: policy.desired(row) is not None for row in DEVICE_SETTINGS if row.of is Nic},
     }
-    return frozenset(key for key, is_asked in asked.items() if is_asked)
+    return frozenset(key for key, needed in desired.items() if needed)
 
 
 def slice_of(policy: Policy) -> int:

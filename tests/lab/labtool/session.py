@@ -269,9 +269,11 @@ class _Conversation:
 
     def _check_time_and_process(self, selector: selectors.BaseSelector) -> None:
         complaints = self._machine.complaints()
-        if not self._ready and any("soft lockup" in c.line for c in complaints):
-            self._boot_failure("its CPUs are stuck")
         troubles = {c.trouble for c in complaints}
+        # A CPU whose timer the emulator has lost before there is a process never gets it back.
+        lost = not self._up and Trouble.STALL in troubles
+        if not self._ready and (lost or any("soft lockup" in c.line for c in complaints)):
+            self._boot_failure("its CPUs are stuck")
         late = time.monotonic() > self._deadline and self._options.mode != "shell"
         broken = troubles & {Trouble.CRASH, Trouble.EMULATOR, Trouble.EARLY}
         if self._machine.alive() and not late and not broken:

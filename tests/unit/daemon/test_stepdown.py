@@ -105,7 +105,7 @@ def test_priorities_stay_and_everything_else_does() -> None:
     full, less = policy(FIFO), lowered(policy(FIFO), StepLevel.RR)
     assert less.vcpu_sched is not None and less.vhost_sched is not None
     assert (less.vcpu_sched.priority, less.vhost_sched.priority) == (7, 9)
-    assert (less.vcpu, less.vhost, less.asked(TxQueueLen)) == (full.vcpu, full.vhost, 300)
+    assert (less.vcpu, less.vhost, less.desired(TxQueueLen)) == (full.vcpu, full.vhost, 300)
     assert lowered(policy(PINS), StepLevel.OTHER) == policy(PINS)
 
 

@@ -14,7 +14,7 @@ import pytest
 from vsrtune.core.codec import decode, encode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting, ObserveError
-from vsrtune.host.libvirt import DomainText, LibvirtSource, Patience, gone
+from vsrtune.host.libvirt import DomainText, LibvirtSource, Patience, vanished
 from vsrtune.host.recorded import RecordedVirt, Recording, Told
 from vsrtune.model.domain_xml import nics
 
@@ -263,7 +263,7 @@ def test_what_says_that_a_domain_is_gone(
             return active
 
     domain = None if active is None else Domain()
-    assert gone(FakeError(text, code), domain) is expected
+    assert vanished(FakeError(text, code), domain) is expected
 
 
 def test_recorded_domains() -> None:

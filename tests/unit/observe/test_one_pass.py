@@ -159,7 +159,7 @@ def test_a_patrol_reads_counters_and_does_not_re_read_their_guests(host: MovingH
 
 @pytest.mark.parametrize("host", ["trixie-veth-multiqueue"], indirect=True)
 @pytest.mark.parametrize("known", ["everything", "no vcpu", "nothing"])
-@pytest.mark.parametrize("standing", [Standing.OURS, Standing.FOREIGN])
+@pytest.mark.parametrize("standing", [Standing.LISTED, Standing.FOREIGN])
 def test_a_guest_of_which_something_is_not_known_is_re_read(
     host: MovingHost, known: str, standing: Standing
 ) -> None:

@@ -79,7 +79,7 @@ def busy_cpus(seen: Snapshot, guest: Guest) -> CpuSet:
     return CpuSet(c for i in irqs if "rx" in i.name.lower() for c in i.effective)
 
 
-def asked(seen: Snapshot, policies: Iterable[Policy]) -> dict[str, Policy]:
+def policies_by_ref(seen: Snapshot, policies: Iterable[Policy]) -> dict[str, Policy]:
     """The policy of each guest that has one."""
     found = ((g.ref, policies_of(g, tuple(policies))) for g in seen.guests)
     return {ref: matching[0] for ref, matching in found if matching}
@@ -160,7 +160,9 @@ def _written(plan: Plan) -> set[tuple[Target, str, bool]]:
 def test_a_release_touches_nothing_that_another_guest_asks_for(situation: Situation) -> None:
     plan, seen = situation.plan(), situation.host.observed()
     refused = {r.guest for r in plan.refusals}
-    policies = {r: p for r, p in asked(seen, situation.policies).items() if r not in refused}
+    policies = {
+        r: p for r, p in policies_by_ref(seen, situation.policies).items() if r not in refused
+    }
     for action in plan.actions:
         if not action.release:
             continue
@@ -180,7 +182,7 @@ def _asks(seen: Snapshot, guest: Guest, policy: Policy, release: Action) -> bool
     target, now = release.target, release.before
     if isinstance(target, DeviceNumber):
         mine = any(i.ifindex == target.ifindex for i in guest.interfaces)
-        return mine and policy.asked(type(target)) == now
+        return mine and policy.desired(type(target)) == now
     if target.guest == HOST_REF and target.kind in ("irq-affinity", "queue-cpus"):
         names = {name for i in guest.interfaces for name in i.lower}
         below = [n for n in seen.host.nics if n.name in names]
@@ -252,7 +254,7 @@ def test_a_guest_that_leaves_moves_nobody_else(situation: Situation, data: st.Da
     host_moves = any(a.release and a.target.guest == HOST_REF for a in plan.actions)
     if host_moves or refused - {gone} != {r.guest for r in plan.refusals}:
         return
-    managed = asked(host.observed(), policies)
+    managed = policies_by_ref(host.observed(), policies)
     by_load = {ref for ref, policy in managed.items() if policy.placement is not None}
     host.apply(plan)
     for (ref, tid), cpus in alone.items():
@@ -305,7 +307,7 @@ def test_no_realtime_thread_gets_an_interrupt_cpu(situation: Situation) -> None:
 def test_nothing_is_written_to_a_strangers_thread(situation: Situation) -> None:
     host = situation.clone()
     seen = host.observed()
-    managed = asked(seen, situation.policies)
+    managed = policies_by_ref(seen, situation.policies)
     ours = {e.target.guest for e in host.entries()}
     host.kernel.log.clear()
     host.apply(host.plan(situation.policies))

@@ -205,7 +205,7 @@ def test_ready_policies_are_good(path: Path, count: int) -> None:
     on = snapshot(router(online=online), on=host(count, [nic("p0", "0"), nic("p1", "0")]))
     assert read_all([path])[1] == []
     policy = read_policy(path)
-    assert policy.asked(TxQueueLen) is None
+    assert policy.desired(TxQueueLen) is None
     made = plan(on, (policy,))
     assert made.refusals == ()
     assert made.actions
@@ -234,7 +234,7 @@ def test_directories(tmp_path: Path) -> None:
     (own / "a.yaml").write_text("guest: a\nqueue: {macvtap: 20}\n")
     dirs = [vendor, own, tmp_path / "absent"]
     assert files_in(dirs) == [own / "a.yaml", vendor / "b.yml"]
-    assert [p.asked(TxQueueLen) for p in load_dirs(dirs)] == [20, None]
+    assert [p.desired(TxQueueLen) for p in load_dirs(dirs)] == [20, None]
     assert read_all(files_in([vendor]))[1] == []
 
 

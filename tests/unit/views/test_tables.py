@@ -57,7 +57,7 @@ def test_a_plan_as_it_is_printed() -> None:
             ),
         ),
         skipped=(
-            Skipped("vr1", "vcpu 0", "already as asked"),
+            Skipped("vr1", "vcpu 0", "already set"),
             Skipped("vr1", "emulator", "set by hand", held=True),
         ),
         refusals=(Refusal("vr2", "p.yaml", "there is no CPU 9", "choose from 0-3"),),
@@ -70,10 +70,10 @@ def test_a_plan_as_it_is_printed() -> None:
 
 
 def test_doing_nothing_is_said_with_its_reason() -> None:
-    plan = Plan(skipped=(Skipped("vr1", "vcpu 0", "already as asked"),))
+    plan = Plan(skipped=(Skipped("vr1", "vcpu 0", "already set"),))
     shown = text(report.plan_tables(plan, verbose=True))
     assert shown.startswith("Nothing to change")
-    assert "already as asked" in shown
+    assert "already set" in shown
     refused = Plan(refusals=(Refusal("vr2", "p.yaml", "there is no CPU 9", "choose from 0-3"),))
     assert text(report.plan_tables(refused)).startswith("Nothing can be changed")
 

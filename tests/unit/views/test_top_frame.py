@@ -186,7 +186,7 @@ class TestSettings:
         actions=(Action(target, 500, 300, "queue.macvtap"),),
         skipped=(
             Skipped("vr1", "vcpu 0 scheduling", "it has to run there first", pending=True),
-            Skipped("vr1", "emulator", "already as asked"),
+            Skipped("vr1", "emulator", "already set"),
         ),
         refusals=(Refusal("vr2", "p.yaml:1", "no CPU is left", "give it one"),),
     )

@@ -129,7 +129,7 @@ class _Maker:
         group = self._host.cpuset(domain.path)
         now = PartitionState(group.partition) if group is not None else MEMBER
         if now == ROOT:
-            self._draft.skip(ref, f"partition {domain.path}", "already as asked: root")
+            self._draft.skip(ref, f"partition {domain.path}", "already set: root")
             return
         why = f"a root domain of CPUs {domain.cpus} for class deadline: {domain.why}"
         if now.wanted == "root":

@@ -189,8 +189,8 @@ class Board:
     def _add(self, number: int, present: _Present) -> None:
         guest = present.party.guest
         self._members.setdefault(guest, {})[number] = present
-        asked = sum(present.shares.values())
-        self._of_guest[guest] = self._of_guest.get(guest, 0.0) + asked
+        demand = sum(present.shares.values())
+        self._of_guest[guest] = self._of_guest.get(guest, 0.0) + demand
         for cpu, share in present.shares.items():
             self._ask(cpu, share)
             self._booked[cpu] += present.party.booked
