@@ -10,16 +10,14 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Collection
-from typing import Any, NoReturn, TypeVar
+from collections.abc import Collection, Iterator
+from typing import Any
 
 from vsrtune.attach.plan.model import GuestNics
 from vsrtune.core.errors import VanishedError, WriteError
 from vsrtune.host import netlink
 from vsrtune.host.libvirt import Connection, library, vanished
 from vsrtune.model.domain_xml import DomainNic, nics
-
-T = TypeVar("T")
 
 # A guest acknowledges an unplug within a second; a guest that boots may take longer.
 RELEASE_SECONDS = 30.0
@@ -54,19 +52,16 @@ class LiveDomains:
 
     def nics(self, uuid: str) -> tuple[DomainNic, ...]:
         """The interfaces that the running domain has now."""
-
-        def read(domain: Any) -> tuple[DomainNic, ...]:
+        with self._domain(uuid, runs=True) as domain:
             if not domain.isActive():
                 raise VanishedError("the guest does not run", where=f"domain {uuid}")
             return nics(domain.XMLDesc(0))
-
-        return self._on(uuid, read, runs=True)
 
     def guests(self) -> tuple[GuestNics, ...]:
         """Every libvirt guest."""
         libvirt = library()
         found = []
-        try:
+        with self._translated(self._kept.uri):
             for domain in self._kept.open().listAllDomains(0):
                 try:
                     live = nics(domain.XMLDesc(0)) if domain.isActive() else None
@@ -76,21 +71,16 @@ class LiveDomains:
                 except libvirt.libvirtError as error:
                     if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN:
                         raise
-        except libvirt.libvirtError as error:
-            self._refused(error, self._kept.uri)
         return tuple(found)
 
     def definition(self, uuid: str) -> str:
         """The persistent definition, secrets included. Raises VanishedError without one."""
         libvirt = library()
         flags = libvirt.VIR_DOMAIN_XML_INACTIVE | libvirt.VIR_DOMAIN_XML_SECURE
-
-        def read(domain: Any) -> str:
+        with self._domain(uuid) as domain:
             if not domain.isPersistent():
                 raise VanishedError("the guest has no persistent definition", where=uuid)
             return str(domain.XMLDesc(flags))
-
-        return self._on(uuid, read)
 
     def start_ended(self, uuid: str) -> bool:
         """Start the guest if libvirt itself has ended it. Returns whether it had. A libvirtd that
@@ -98,30 +88,23 @@ class LiveDomains:
         example when libvirtd died right after QEMU had removed a device."""
         libvirt = library()
         ended = [libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_SHUTOFF_DAEMON]
-
-        def start(domain: Any) -> bool:
-            if list(domain.state()) != ended:
-                return False
-            domain.create()
-            return True
-
-        return self._on(uuid, start)
+        with self._domain(uuid) as domain:
+            found = list(domain.state()) == ended
+            if found:
+                domain.create()
+        return found
 
     def define(self, xml: str, where: str) -> None:
         """Replace the persistent definition of the guest that the XML names, or define a new
         one."""
-        libvirt = library()
-        try:
+        with self._translated(where):
             self._kept.open().defineXML(xml)
-        except libvirt.libvirtError as error:
-            self._refused(error, where)
 
     def request_unplug(self, uuid: str, found: DomainNic) -> None:
         """Ask the guest to release the interface. It is no error if the guest was asked already,
         or has released it."""
         libvirt = library()
-
-        def detach(domain: Any) -> None:
+        with self._domain(uuid, f"domain {uuid} interface {found.mac}", runs=True) as domain:
             try:
                 domain.detachDeviceFlags(found.xml, libvirt.VIR_DOMAIN_AFFECT_LIVE)
             except libvirt.libvirtError as error:
@@ -129,8 +112,6 @@ class LiveDomains:
                     return
                 if "unplug" not in str(error) and "not found" not in str(error):
                     raise
-
-        self._on(uuid, detach, f"domain {uuid} interface {found.mac}", runs=True)
 
     def plug(self, uuid: str, xml: str, mac: str) -> None:
         """Give a running guest an interface. If libvirt refuses, clear the remains that a killed
@@ -150,8 +131,8 @@ class LiveDomains:
             self._attach(uuid, xml, where)
 
     def _attach(self, uuid: str, xml: str, where: str) -> None:
-        live = library().VIR_DOMAIN_AFFECT_LIVE
-        self._on(uuid, lambda domain: domain.attachDeviceFlags(xml, live), where, runs=True)
+        with self._domain(uuid, where, runs=True) as domain:
+            domain.attachDeviceFlags(xml, library().VIR_DOMAIN_AFFECT_LIVE)
 
     def drop_orphans(self, uuid: str) -> tuple[str, ...]:
         """Remove interfaces that QEMU has and libvirt does not know because libvirtd died while
@@ -191,17 +172,13 @@ class LiveDomains:
         device to remove may be gone."""
         qemu = importlib.import_module("libvirt_qemu")
         text = json.dumps({"execute": command, "arguments": arguments})
-
-        def ask(domain: Any) -> Any:
+        with self._domain(uuid, f"domain {uuid}: {command}", runs=True) as domain:
             return json.loads(qemu.qemuMonitorCommand(domain, text, 0)).get("return")
-
-        return self._on(uuid, ask, f"domain {uuid}: {command}", runs=True)
 
     def start_guest(self, uuid: str) -> None:
         """Start the guest, unless it runs; returns when it runs. Raises WriteError when it ended at
         once."""
-
-        def begin(domain: Any) -> None:
+        with self._domain(uuid) as domain:
             if not domain.isActive():
                 domain.create()
             if not domain.isActive():
@@ -210,59 +187,53 @@ class LiveDomains:
                     hint=f"see: /var/log/libvirt/qemu/{domain.name()}.log",
                 )  # fmt: skip
 
-        self._on(uuid, begin)
-
     def stop_guest(self, uuid: str) -> None:
         """End the guest at once, if it is there and runs."""
-
-        def end(domain: Any) -> None:
+        with contextlib.suppress(VanishedError), self._domain(uuid) as domain:
             if domain.isActive():
                 domain.destroy()
-
-        with contextlib.suppress(VanishedError):
-            self._on(uuid, end)
 
     def undefine_guest(self, uuid: str) -> None:
         """Remove the guest's definition, if there is one; the guest does not run."""
         libvirt = library()
         flags = sum(getattr(libvirt, name) for name in _ALL_OF_IT)
-
-        def undefine(domain: Any) -> None:
+        with contextlib.suppress(VanishedError), self._domain(uuid) as domain:
             if domain.isPersistent():
                 domain.undefineFlags(flags)
 
-        with contextlib.suppress(VanishedError):
-            self._on(uuid, undefine)
-
     def saved(self, uuid: str) -> bool:
         """Whether libvirt keeps the memory of the guest, which does not run."""
-        return self._on(uuid, lambda domain: bool(domain.hasManagedSaveImage()))
+        with self._domain(uuid) as domain:
+            return bool(domain.hasManagedSaveImage())
 
     def close(self) -> None:
         """Close the connection."""
         self._kept.close()
 
-    def _on(self, uuid: str, work: Callable[[Any], T], where: str = "", *, runs: bool = False) -> T:
-        """What ``work`` returns for the domain. ``runs``: it works on running domains only."""
-        libvirt, domain = library(), None
-        try:
+    @contextlib.contextmanager
+    def _domain(self, uuid: str, where: str = "", *, runs: bool = False) -> Iterator[Any]:
+        """The domain. ``runs``: the block works on running domains only."""
+        with self._translated(where or f"domain {uuid}"):
             domain = self._kept.open().lookupByUUIDString(uuid)
-            return work(domain)
-        except libvirt.libvirtError as error:
-            self._refused(error, where or f"domain {uuid}", domain if runs else None)
+        with self._translated(where or f"domain {uuid}", domain if runs else None):
+            yield domain
 
-    def _refused(self, error: Any, where: str, domain: Any = None) -> NoReturn:
-        """Raise our error for an error of libvirt. ``domain`` as for ``gone``."""
-        text = error.get_error_message()
-        if not self._kept.alive():
-            self.close()
-            raise self._kept.away(text, "libvirt went away", where) from error
-        if vanished(error, domain):
-            raise VanishedError(
-                f"the guest is gone or does not run: {text}", where=where
-            ) from error
-        hint = "see: journalctl -u libvirtd -u virtqemud"
-        raise RefusedError(f"libvirt refused: {text}", where=where, hint=hint) from error
+    @contextlib.contextmanager
+    def _translated(self, where: str, domain: Any = None) -> Iterator[None]:
+        """Turn an error of libvirt into ours. ``domain`` as for ``vanished``."""
+        try:
+            yield
+        except library().libvirtError as error:
+            text = error.get_error_message()
+            if not self._kept.alive():
+                self.close()
+                raise self._kept.away(text, "libvirt went away", where) from error
+            if vanished(error, domain):
+                raise VanishedError(
+                    f"the guest is gone or does not run: {text}", where=where
+                ) from error
+            hint = "see: journalctl -u libvirtd -u virtqemud"
+            raise RefusedError(f"libvirt refused: {text}", where=where, hint=hint) from error
 
 
 def drop_macvtaps(mac: str, known: Collection[str]) -> bool:

@@ -9,10 +9,11 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import Any, TextIO
 
 import click
 
+from vsrtune.cli import attachments
 from vsrtune.cli.options import (
     JOURNAL,
     Duration,
@@ -31,19 +32,26 @@ from vsrtune.cli.options import (
     verbose_option,
 )
 from vsrtune.cli.plan import plan
-from vsrtune.cli.render import say
+from vsrtune.cli.render import complain, print_json, say, show
+from vsrtune.cli.trial import guardian
+from vsrtune.cli.trial.guardian import TrialGuard
 from vsrtune.core.exit_codes import ExitCode
+from vsrtune.execute import executor
+from vsrtune.execute.executor import Result
+from vsrtune.execute.host_writer import LiveSysOps
+from vsrtune.execute.journal import Journal, read_entries, read_fold
+from vsrtune.host.filesystem import LiveRoot, boot_id
+from vsrtune.model.journal_records import Entry, undo_action, undo_order
+from vsrtune.model.plan import Plan, read_plan
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.observe.qemu_processes import ProcessTable
+from vsrtune.observe.tracing import TraceMemory
+from vsrtune.plan import brought_pins
+from vsrtune.plan.full_plan import full_plan
+from vsrtune.plan.interrupts import refused
+from vsrtune.policy.matching import assign
+from vsrtune.policy.model import Policy
 from vsrtune.views import tables
-
-if TYPE_CHECKING:
-    from vsrtune.cli.trial.guardian import TrialGuard
-    from vsrtune.execute.executor import Result
-    from vsrtune.execute.host_writer import LiveSysOps
-    from vsrtune.execute.journal import Journal
-    from vsrtune.model.journal_records import Entry
-    from vsrtune.model.plan import Plan
-    from vsrtune.model.snapshot import Snapshot
-    from vsrtune.policy.model import Policy
 
 
 @click.command()
@@ -100,16 +108,6 @@ def apply(
     or the stored plan is wrong (nothing was changed), 4 not all guests could be looked at,
     5 a guest is refused (it was not changed).
     """
-    from vsrtune.cli import attachments, render
-    from vsrtune.cli.main import complain
-    from vsrtune.cli.trial import guardian
-    from vsrtune.execute import executor
-    from vsrtune.execute.journal import Journal
-    from vsrtune.host.filesystem import boot_id
-    from vsrtune.model.plan import read_plan
-    from vsrtune.plan.full_plan import full_plan
-    from vsrtune.policy.matching import assign
-
     boot = boot_id()
     made: Plan | None = None
     policies: tuple[Policy, ...] = ()
@@ -118,7 +116,7 @@ def apply(
     else:
         policies = load_policies(policy_dirs)
     if dry_run and made is not None:
-        render.show(tables.plan_tables(made, verbose=verbose))
+        show(tables.plan_tables(made, verbose=verbose))
         return ExitCode.REFUSED if made.refusals else ExitCode.DONE
     if dry_run:
         options: dict[str, Any] = {
@@ -144,7 +142,7 @@ def apply(
                 entries, steps = opened.entries(), opened.steps
                 made = full_plan(snapshot, policies, entries, reassert=True, steps=steps)
             named = assign(snapshot.guests, policies) if stored is None else None
-            render.show(tables.plan_tables(made, named, verbose=verbose))
+            show(tables.plan_tables(made, named, verbose=verbose))
             result = executor.apply(made, ops, opened)
             live = len(opened.entries())
         _say_applied(made, result, boot)
@@ -160,8 +158,7 @@ def apply(
         how = "is as it was" if result.rolled_back else "could not be put back completely"
         say(f"vsrtune: every guest with a failure {how}", err=True)
         return ExitCode.FAILED
-    for problem in missing:
-        complain(problem)
+    complain(*missing)
     if not switched:
         return ExitCode.FAILED
     if made.refusals:
@@ -171,9 +168,6 @@ def apply(
 
 def _say_applied(made: Plan, result: Result, boot: str) -> None:
     """Print the result of the plan."""
-    from vsrtune.observe.tracing import TraceMemory
-    from vsrtune.plan.interrupts import refused
-
     for action, error in result.failed:
         say(f"vsrtune: error: {tables.failure_line(action, error)}", err=True)
     for target in result.vanished:
@@ -220,8 +214,6 @@ def confirm(journal: Path) -> int:
     \b
     Exit codes: 0 it stays, 1 nothing waits for a confirmation.
     """
-    from vsrtune.cli.trial import guardian
-
     guardian.confirm(journal)
     say("Confirmed. `vsrtune undo` puts everything back.")
     return ExitCode.DONE
@@ -243,9 +235,6 @@ def undo(as_json: bool, dry_run: bool, places: StatePlaces) -> int:
     Exit codes: 0 all is back, 1 something could not be put back, 4 the journal that is
     named does not exist.
     """
-    from vsrtune.execute.journal import Journal, read_fold
-    from vsrtune.host.filesystem import boot_id
-
     check_written(places.journal, JOURNAL)
     boot = boot_id()
     if dry_run:
@@ -260,7 +249,6 @@ def undo(as_json: bool, dry_run: bool, places: StatePlaces) -> int:
         else:
             say("Nothing to undo: no setting on this host is vsrtune's.")
         return ExitCode.DONE if switched else ExitCode.FAILED
-    from vsrtune.execute import executor
 
     with Journal.open(places.journal, boot) as opened:
         if snapshot is not None and carried:
@@ -277,14 +265,8 @@ def undo(as_json: bool, dry_run: bool, places: StatePlaces) -> int:
 def _switch(policies: Sequence[Policy], places: StatePlaces, *, quiet: bool = False) -> bool:
     """Switch guests to the attachments that the policies ask for, and switch back guests for
     which no policy asks any more. True when every switch succeeded."""
-    from vsrtune.cli import attachments
-    from vsrtune.cli.main import complain
-
-    if not attachments.concerned(policies, places.ledger):
-        return True
     clean = True
-    choose = attachments.by_policies(policies)
-    for batch, error in attachments.carry_out(choose, places):
+    for batch, error in attachments.carry_out(policies, places):
         if error is not None:
             clean = False
             complain(error)
@@ -295,9 +277,6 @@ def _switch(policies: Sequence[Policy], places: StatePlaces, *, quiet: bool = Fa
 
 def _with_libvirt_guests(uri: str) -> Snapshot | None:
     """A snapshot of this host; None when no libvirt guest runs on it."""
-    from vsrtune.host.filesystem import LiveRoot
-    from vsrtune.observe.qemu_processes import ProcessTable
-
     if not any(process.args.libvirt for process in ProcessTable().scan(LiveRoot()).qemus):
         return None
     return observe(None, uri, 0.0)
@@ -305,33 +284,23 @@ def _with_libvirt_guests(uri: str) -> Snapshot | None:
 
 def _carried(snapshot: Snapshot, journal: Path, boot: str) -> tuple[Entry, ...]:
     """Entries of pins of ours that guests have brought along and the journal does not hold."""
-    from vsrtune.execute.journal import read_entries
-    from vsrtune.plan import brought_pins
-
     known = read_entries(journal, boot)
     return tuple(brought_pins.entries(snapshot.guests, snapshot.host, known))
 
 
 def _preview_undo(places: StatePlaces, boot: str, as_json: bool) -> int:
     """Print what undo would restore, unless somebody else has changed it since."""
-    import json
-
-    from vsrtune.cli import attachments
-    from vsrtune.execute.journal import read_entries
-    from vsrtune.model.journal_records import undo_action, undo_order
-
     snapshot = _with_libvirt_guests(places.uri)
     carried = () if snapshot is None else _carried(snapshot, places.journal, boot)
     entries = undo_order((*read_entries(places.journal, boot), *carried))
     actions = [undo_action(entry) for entry in entries]
-    concerned = attachments.concerned((), places.ledger)
-    switches = attachments.preview(attachments.by_policies(()), places) if concerned else ()
+    switches = attachments.preview((), places)
     if as_json:
         would = {
             "would_restore": [action.to_data() for action in actions],
             "would_switch": [{"guests": b.guests, "to": str(b.to)} for b in switches],
         }
-        click.echo(json.dumps(would, indent=2, ensure_ascii=False))
+        print_json(would)
         return ExitCode.DONE
     for batch in switches:
         say(f"would switch: {', '.join(batch.guests)} to {batch.to}")
@@ -342,8 +311,6 @@ def _preview_undo(places: StatePlaces, boot: str, as_json: bool) -> int:
 
 
 def _writer(places: StatePlaces, journal: Journal) -> LiveSysOps:
-    from vsrtune.execute.host_writer import LiveSysOps
-
     return LiveSysOps(
         libvirt_uri=places.uri, budgets_end=journal.budgets_end, original=journal.original
     )
@@ -368,12 +335,10 @@ def _say(result: Result, what: str) -> None:
 
 
 def _print_json(result: Result) -> None:
-    import json
-
     print_ready = {
         "restored": [a.to_data() for a in result.done],
         "left": [str(left) for left in result.left],
         "vanished": [str(target) for target in result.vanished],
         "failed": [{"target": str(a.target), "error": str(e)} for a, e in result.failed],
     }
-    click.echo(json.dumps(print_ready, indent=2, ensure_ascii=False))
+    print_json(print_ready)

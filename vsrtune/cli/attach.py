@@ -6,10 +6,16 @@ from __future__ import annotations
 import contextlib
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from vsrtune.attach.outage import SETTLE, OutageWatch, sent_by
+from vsrtune.attach.plan import steps
+from vsrtune.attach.plan.model import Switch, SwitchRequest
+from vsrtune.attach.plan.planner import plan
+from vsrtune.attach.plan.steps import Step
+from vsrtune.attach.survey import survey
+from vsrtune.cli import attachments
 from vsrtune.cli.options import (
     ATTACH_LEDGER,
     StatePlaces,
@@ -21,11 +27,9 @@ from vsrtune.cli.options import (
 )
 from vsrtune.cli.render import say
 from vsrtune.core.exit_codes import ExitCode
-
-if TYPE_CHECKING:
-    from vsrtune.attach.outage import OutageWatch
-    from vsrtune.attach.plan.model import Switch
-    from vsrtune.attach.plan.steps import Step
+from vsrtune.doctor.facts.module import BOOT_UNIT, boot_unit_enabled
+from vsrtune.execute.jsonl_log import holder
+from vsrtune.model.guest import Attachment
 
 PATIENCE = 15.0
 
@@ -85,12 +89,6 @@ def attach(
     Exit codes: 0 done or nothing to do, 1 refused or failed, 4 the host could not be read,
     or the ledger named with --recover does not exist.
     """
-    from vsrtune.attach.plan.model import SwitchRequest
-    from vsrtune.attach.plan.planner import plan
-    from vsrtune.attach.survey import survey
-    from vsrtune.cli import attachments
-    from vsrtune.model.guest import Attachment
-
     if sum((recover, devices, to is not None)) != 1:
         raise click.UsageError("one of --to, --recover and --devices is needed")
     if to is not None and not guests:
@@ -139,8 +137,6 @@ class _Reporter:
         self._watches: dict[str, OutageWatch] = {}
 
     def watch(self, stack: contextlib.ExitStack, switch: Switch) -> None:
-        from vsrtune.attach.outage import SETTLE, OutageWatch, sent_by
-
         macs: dict[str, set[str]] = {}
         for move in switch.moves:
             if move.live[0]:
@@ -151,8 +147,6 @@ class _Reporter:
             time.sleep(SETTLE)
 
     def before(self, step: Step) -> None:
-        from vsrtune.attach.plan import steps
-
         now = time.monotonic()
         for watch in self._watches.values():
             if isinstance(step, steps.Plug) and not step.on:
@@ -171,10 +165,6 @@ class _Reporter:
 
 
 def _after(switch: Switch, journal: Path) -> None:
-    from vsrtune.doctor.facts.module import BOOT_UNIT, boot_unit_enabled
-    from vsrtune.execute.jsonl_log import holder
-    from vsrtune.model.guest import Attachment
-
     forth = switch.to is Attachment.NAPI_MACVLAN
     if forth and any(m.config[0] for m in switch.moves) and boot_unit_enabled() is False:
         say(f"For these guests to start after a reboot: systemctl enable {BOOT_UNIT}")

@@ -17,6 +17,7 @@ from vsrtune.attach.plan.steps import Origin, Step
 from vsrtune.attach.survey import known_origins, survey
 from vsrtune.attach.sweep import Swept
 from vsrtune.attach.transaction import Switcher
+from vsrtune.cli import render
 from vsrtune.cli.options import StatePlaces
 from vsrtune.cli.render import say
 from vsrtune.core.errors import VsrtuneError
@@ -28,17 +29,12 @@ from vsrtune.policy.matching import assign
 from vsrtune.policy.model import Policy
 from vsrtune.views.tables import Table
 
-Choose = Callable[[AttachHostState, Sequence[Origin]], tuple[Batch, ...]]
 
-
-def by_policies(policies: Sequence[Policy]) -> Choose:
-    """The switches that the policies ask for, and the switches back for which no policy asks
-    any more."""
-
-    def choose(host: AttachHostState, origins: Sequence[Origin]) -> tuple[Batch, ...]:
-        return (*taken_back(host, origins, policies), *batches(host, policies))
-
-    return choose
+def wanted(
+    host: AttachHostState, origins: Sequence[Origin], policies: Sequence[Policy]
+) -> tuple[Batch, ...]:
+    """The switches back for which no policy asks any more, and those that the policies ask for."""
+    return (*taken_back(host, origins, policies), *batches(host, policies))
 
 
 def concerned(policies: Sequence[Policy], ledger: Path) -> bool:
@@ -67,19 +63,25 @@ def opened(
         yield switcher, live
 
 
-def preview(choose: Choose, places: StatePlaces) -> tuple[Batch, ...]:
+def preview(policies: Sequence[Policy], places: StatePlaces) -> tuple[Batch, ...]:
     """The switches that would be made. Raises VsrtuneError."""
-    return choose(look(places), known_origins(places.ledger))
+    if not concerned(policies, places.ledger):
+        return ()
+    return wanted(look(places), known_origins(places.ledger), policies)
 
 
-def carry_out(choose: Choose, places: StatePlaces) -> Iterator[tuple[Batch, VsrtuneError | None]]:
+def carry_out(
+    policies: Sequence[Policy], places: StatePlaces
+) -> Iterator[tuple[Batch, VsrtuneError | None]]:
     """Switch batch by batch, and yield each batch as it is done, with its error. Raises
     VsrtuneError when an interrupted switch could not be taken back first, and when a switch is
     interrupted."""
+    if not concerned(policies, places.ledger):
+        return
     with opened(places) as (switcher, live):
         switcher.take_back_unfinished()
         origins = switcher.origins()
-        for batch in choose(survey(live, origins, places.journal), origins):
+        for batch in wanted(survey(live, origins, places.journal), origins, policies):
             error = batch.error
             if batch.switch is not None:
                 try:
@@ -137,10 +139,7 @@ def outcome(swept: Swept) -> ExitCode:
 
 def complain(failures: Sequence[VsrtuneError]) -> ExitCode:
     """Print errors, and return the exit code."""
-    from vsrtune.cli import main
-
-    for error in failures:
-        main.complain(error)
+    render.complain(*failures)
     return ExitCode.FAILED if failures else ExitCode.DONE
 
 

@@ -11,14 +11,39 @@ from typing import TypeVar
 
 import click
 
+from vsrtune.attach.host import LiveHost
 from vsrtune.cli.options import (
     Duration,
     attach_ledger_option,
     journal_option,
+    no_policies,
     options,
     policies_option,
     uri_option,
 )
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.daemon import http, journald
+from vsrtune.daemon.attachments import AttachKeeper
+from vsrtune.daemon.events import libvirt
+from vsrtune.daemon.events.kernel import LinkEvents, Patrol
+from vsrtune.daemon.events.policy_files import PolicyWatch
+from vsrtune.daemon.guard.aside import Aside
+from vsrtune.daemon.guard.guard import StandstillGuard
+from vsrtune.daemon.guard.starved_status import write_starved
+from vsrtune.daemon.http import Metrics
+from vsrtune.daemon.loop import Daemon, Timing
+from vsrtune.daemon.reconciler import Reconciler
+from vsrtune.daemon.systemd import Notifier
+from vsrtune.execute.host_writer import LiveSysOps
+from vsrtune.execute.journal import Journal
+from vsrtune.host.filesystem import LiveRoot, boot_id
+from vsrtune.model.daemon_state import DaemonState, Starved
+from vsrtune.model.load import least_ns
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.observe.config_files import load_dirs
+from vsrtune.observe.load import LoadMeter
+from vsrtune.observe.observer import live_observer
+from vsrtune.policy.matching import QemuFilter, qemu_filter
 
 METRICS = "127.0.0.1:9178"
 
@@ -104,41 +129,13 @@ def daemon(
     Exit codes: 0 stopped and put back, 1 an error, 2 a policy is wrong (nothing was
     changed), 75 handed over to the next daemon (SIGUSR2; the guests stay tuned).
     """
-    from vsrtune.cli.options import no_policies
-    from vsrtune.daemon import journald
-    from vsrtune.host.filesystem import boot_id
-    from vsrtune.observe.config_files import load_dirs
-
     policies = load_dirs(policy_dirs)  # before anything else: a wrong policy changes nothing
     journald.setup(verbose)
     rarely()
     if not policies:
         journald.LOGGER.warning("%s", no_policies(policy_dirs))
 
-    from vsrtune.attach.host import LiveHost
-    from vsrtune.core.errors import VsrtuneError
-    from vsrtune.daemon import http, systemd
-    from vsrtune.daemon.attachments import AttachKeeper
-    from vsrtune.daemon.events import libvirt
-    from vsrtune.daemon.events.kernel import LinkEvents, Patrol
-    from vsrtune.daemon.events.policy_files import PolicyWatch
-    from vsrtune.daemon.guard.aside import Aside
-    from vsrtune.daemon.guard.guard import StandstillGuard
-    from vsrtune.daemon.guard.starved_status import write_starved
-    from vsrtune.daemon.http import Metrics
-    from vsrtune.daemon.loop import Daemon, Timing
-    from vsrtune.daemon.reconciler import Reconciler
-    from vsrtune.execute.host_writer import LiveSysOps
-    from vsrtune.execute.journal import Journal
-    from vsrtune.host.filesystem import LiveRoot
-    from vsrtune.model.daemon_state import DaemonState, Starved
-    from vsrtune.model.load import least_ns
-    from vsrtune.model.snapshot import Snapshot
-    from vsrtune.observe.load import LoadMeter
-    from vsrtune.observe.observer import live_observer
-    from vsrtune.policy.matching import QemuFilter, qemu_filter
-
-    notifier = systemd.from_environment()
+    notifier = Notifier()
     with Journal.open(journal, boot_id()) as opened:
         served = Metrics()
         if metrics is not None:

@@ -3,28 +3,44 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from vsrtune.attach.ledger import STEP
+from vsrtune.attach.survey import known_origins
 from vsrtune.cli.options import (
+    POLICY_DIR,
     attach_ledger_option,
     json_option,
+    observe,
     options,
+    readable_policies,
     root_option,
     uri_option,
     wide_option,
 )
+from vsrtune.cli.render import print_json, say, show
 from vsrtune.doctor import guest_checks, host_checks, module_checks
-from vsrtune.doctor.model import checks_in, name_of, run, trap_of
-
-if TYPE_CHECKING:
-    from vsrtune.doctor.model import Case, Finding
-    from vsrtune.doctor.module_checks import ModuleFacts
-    from vsrtune.views.tables import Table
+from vsrtune.doctor.facts.host import read_facts
+from vsrtune.doctor.facts.module import read
+from vsrtune.doctor.model import (
+    Case,
+    Finding,
+    Severity,
+    checks_in,
+    exit_code,
+    name_of,
+    run,
+    trap_of,
+    worst,
+)
+from vsrtune.doctor.module_checks import ModuleFacts
+from vsrtune.execute.ledger import read_pending
+from vsrtune.host.filesystem import LiveRoot
+from vsrtune.host.recorded import load
+from vsrtune.views.tables import Table
 
 
 @click.command()
@@ -40,48 +56,30 @@ def doctor(as_json: bool, wide: bool, root: Path | None, uri: str, attach_ledger
     Exit codes: 0 fine, 1 at least one error, 3 at least one warning, 4 the host could not
     be read.
     """
-    from vsrtune.core.codec import encode
-    from vsrtune.doctor.model import exit_code, worst
-
     case = _case(root, uri)
     findings = check_all(case, None if root is not None else _module(attach_ledger))
     if as_json:
-        told = {"worst": str(worst(findings)), "findings": encode(findings)}
-        click.echo(json.dumps(told, indent=2, ensure_ascii=False))
+        told = {"worst": str(worst(findings)), "findings": findings}
+        print_json(told)
     else:
-        from vsrtune.cli import render
-
-        render.show([_table(findings)], wide=wide)
+        show([_table(findings)], wide=wide)
         click.echo("")
-        render.say(summary(findings))
+        say(summary(findings))
     return exit_code(findings)
 
 
 def _case(root: Path | None, uri: str) -> Case:
-    from vsrtune.cli.options import POLICY_DIR, observe, readable_policies
-    from vsrtune.doctor.facts.host import read_facts
-    from vsrtune.doctor.model import Case
-    from vsrtune.host.filesystem import LiveRoot
-    from vsrtune.host.recorded import load
-
     snapshot = observe(root, uri, 0, readable_policies((POLICY_DIR,)))
     host = LiveRoot() if root is None else load(root).root()
     return Case(snapshot, read_facts(host, snapshot))
 
 
 def _module(ledger: Path) -> ModuleFacts:
-    from vsrtune.attach.ledger import STEP
-    from vsrtune.attach.survey import known_origins
-    from vsrtune.doctor.facts.module import read
-    from vsrtune.execute.ledger import read_pending
-
     devices = tuple(origin.device.name for origin in known_origins(ledger))
     return read(devices, any(e.kind == STEP for e in read_pending(ledger)))
 
 
 def _table(findings: tuple[Finding, ...]) -> Table:
-    from vsrtune.views.tables import Table
-
     rows: list[tuple[str, ...]] = [
         (str(f.level), f.check, f.what, f.hint or "-", f.evidence or "-") for f in findings
     ]
@@ -91,8 +89,6 @@ def _table(findings: tuple[Finding, ...]) -> Table:
 
 def summary(findings: Sequence[Finding]) -> str:
     """What the findings come to, in one sentence."""
-    from vsrtune.doctor.model import Severity
-
     bad = [f for f in findings if f.level in (Severity.ERROR, Severity.WARNING)]
     if not bad:
         return "No problem was found: nothing stands in a router's way on this host."

@@ -3,13 +3,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from vsrtune.attach.plan.model import AttachHostState, Switch
+from vsrtune.attach.survey import survey, template_of
+from vsrtune.cli import attachments
 from vsrtune.cli.options import (
     ATTACH_LEDGER,
     GROUP_DIR,
@@ -19,17 +20,19 @@ from vsrtune.cli.options import (
     dry_run_option,
     group_names,
     json_option,
+    observe,
     places_options,
 )
-from vsrtune.cli.render import say
+from vsrtune.cli.render import complain, print_json, say, show
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
+from vsrtune.group import members as group_members
+from vsrtune.group import msr_rules, planner
+from vsrtune.group import scale as group_scale
 from vsrtune.group.parser import Group, parse
 from vsrtune.observe.config_files import SUFFIXES, files_in, read_text
 from vsrtune.policy.model import PolicyErrors
-
-if TYPE_CHECKING:
-    from vsrtune.attach.plan.model import AttachHostState, Switch
+from vsrtune.views import group_status
 
 
 def name_of(word: str) -> str:
@@ -80,8 +83,6 @@ def check(files: tuple[Path, ...]) -> int:
     \b
     Exit codes: 0 all files are good, 2 at least one is not.
     """
-    from vsrtune.cli.main import complain
-
     code = ExitCode.DONE
     for path in files:
         try:
@@ -112,8 +113,6 @@ def create(word: str, groups: Path, dry_run: bool, places: StatePlaces) -> int:
     \b
     Exit codes: 0 done, 1 refused or failed, 2 the file is not good.
     """
-    from vsrtune.group import planner
-
     wanted = load_group(word, groups)
     return _carry_out(lambda host: planner.create(wanted, host), places, dry_run, wanted.template)
 
@@ -131,12 +130,6 @@ def status(name: str | None, as_json: bool, places: StatePlaces) -> int:
     Exit codes: 0 shown, 1 there is no such group, 4 the host could not be read, or the
     ledger that is named does not exist.
     """
-    from vsrtune.cli import attachments, render
-    from vsrtune.cli.options import observe
-    from vsrtune.core.codec import encode
-    from vsrtune.group import members as group_members
-    from vsrtune.views import group_status
-
     check_written(places.ledger, ATTACH_LEDGER)
     host = attachments.look(places)
     names = [name] if name is not None else sorted(host.groups)
@@ -144,9 +137,9 @@ def status(name: str | None, as_json: bool, places: StatePlaces) -> int:
     guests = observe(None, places.uri, 0).guests if members else ()
     found = {n: group_status.places(origins, host, guests) for n, origins in members.items()}
     if as_json:
-        click.echo(json.dumps([encode(p) for rows in found.values() for p in rows], indent=2))
+        print_json([place for rows in found.values() for place in rows])
     elif found:
-        render.show([group_status.table(n, rows) for n, rows in found.items()])
+        show([group_status.table(n, rows) for n, rows in found.items()])
     else:
         click.echo("No group was created on this host.")
     return ExitCode.DONE
@@ -181,9 +174,6 @@ def rules(
     \b
     Exit codes: 0 printed, 1 refused, 2 the file is not good.
     """
-    from vsrtune.cli import attachments
-    from vsrtune.group import msr_rules
-
     name, host = name_of(word), attachments.look(places)
     wanted = None if name in host.groups else load_group(word, groups)
     click.echo(msr_rules.of_group(name, wanted, host).text(balancer, count, without), nl=False)
@@ -205,8 +195,6 @@ def scale(name: str, count: int, dry_run: bool, places: StatePlaces) -> int:
     \b
     Exit codes: 0 done or nothing to do, 1 refused or failed.
     """
-    from vsrtune.group import scale as group_scale
-
     return _carry_out(lambda host: group_scale.scale(name, count, host), places, dry_run)
 
 
@@ -224,8 +212,6 @@ def drain(name: str, member: str, dry_run: bool, places: StatePlaces) -> int:
     \b
     Exit codes: 0 done or nothing to do, 1 refused or failed.
     """
-    from vsrtune.group import scale as group_scale
-
     return _carry_out(lambda host: group_scale.drain(name, member, host), places, dry_run)
 
 
@@ -247,8 +233,6 @@ def delete(name: str, keep_clones: bool, dry_run: bool, places: StatePlaces) -> 
     \b
     Exit codes: 0 done, 1 refused or failed.
     """
-    from vsrtune.group import planner
-
     return _carry_out(
         lambda host: planner.delete(name, host, keep_clones=keep_clones), places, dry_run
     )
@@ -261,9 +245,6 @@ def _carry_out(
     template: str = "",
 ) -> int:
     """Survey the host, plan, and do it unless it is a dry run."""
-    from vsrtune.attach.survey import survey, template_of
-    from vsrtune.cli import attachments
-
     with attachments.opened(places) as (switcher, live):
         if switcher.unfinished():
             if dry_run:

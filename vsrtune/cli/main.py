@@ -15,11 +15,9 @@ from collections.abc import Sequence
 import click
 
 from vsrtune import __version__
-from vsrtune.cli.options import Commands
-from vsrtune.cli.render import say
+from vsrtune.cli.render import complain, say
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
-from vsrtune.core.text import printable
 
 # name: (module, attribute, short help). The help stands here so that `vsrtune --help`
 # need not import the modules.
@@ -41,6 +39,23 @@ COMMANDS = {
     "bench": ("bench.cli", "bench", "Measure routers and compare configurations."),
     "daemon": ("cli.daemon", "daemon", "Keep the host tuned until stopped, then undo."),
 }
+
+
+class Commands(click.Group):
+    """A group of commands that says which one a misspelt word may mean."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], self.list_commands(ctx), 1)
+            if near:
+                error.message += f" Did you mean {near[0]}?"
+            raise
 
 
 class LazyCommands(Commands):
@@ -111,16 +126,6 @@ def run(args: Sequence[str]) -> int:
         say(f"vsrtune: error: {where}{error.strerror or error}", err=True)
         return ExitCode.FAILED
     return code if isinstance(code, int) else ExitCode.DONE
-
-
-def complain(error: VsrtuneError) -> None:
-    """Print an error, or each of the errors it stands for, on standard error."""
-    for one in getattr(error, "errors", None) or (error,):
-        where = f"{printable(one.where)}: " if one.where else ""
-        for kind, text in (("error", f"{where}{one.what}"), ("hint", one.hint)):
-            first, *more = text.split("\n")
-            for line in [f"vsrtune: {kind}: {first}", *(f"  {m}" for m in more)] if text else ():
-                say(line, err=True)
 
 
 def main() -> None:

@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from vsrtune.attach.plan.requests import Batch
+from vsrtune.cli import attachments
 from vsrtune.cli.options import (
     StatePlaces,
     chosen,
@@ -22,16 +23,14 @@ from vsrtune.cli.options import (
     unread,
     verbose_option,
 )
-from vsrtune.cli.render import say
-from vsrtune.core.errors import VsrtuneError
+from vsrtune.cli.render import complain, print_json, say, show
 from vsrtune.core.exit_codes import ExitCode
+from vsrtune.model.plan import Plan, plan_text
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.plan.full_plan import full_plan
+from vsrtune.policy.matching import assign, no_guest
+from vsrtune.policy.model import Policy
 from vsrtune.views import tables
-
-if TYPE_CHECKING:
-    from vsrtune.attach.plan.requests import Batch
-    from vsrtune.model.plan import Plan
-    from vsrtune.model.snapshot import Snapshot
-    from vsrtune.policy.model import Policy
 
 
 @click.command()
@@ -67,10 +66,6 @@ def plan(
     changes (with --detailed-exitcode), 4 not all guests could be looked at, 5 a guest is
     refused.
     """
-    from vsrtune.cli import attachments, render
-    from vsrtune.model.plan import plan_text
-    from vsrtune.policy.matching import assign
-
     if as_json and guests:
         raise click.UsageError("--json stores the plan, which is of all guests: leave --guest out")
     policies = load_policies(policy_dirs)
@@ -89,9 +84,9 @@ def plan(
             assignment.unmatched = []
         names = {name for batch in found for name in batch.guests}
         changes = tables.plan_tables(made, assignment, verbose=verbose, switched=names)
-        render.show([*switches, *changes], wide=wide)
+        show([*switches, *changes], wide=wide)
     missing = unread(snapshot, policies)
-    _complain_of(missing)
+    complain(*missing)
     if made.refusals or any(batch.error is not None for batch in found):
         return ExitCode.REFUSED
     if detailed and (made.actions or found):
@@ -123,8 +118,6 @@ def verify(
     Exit codes: 0 no difference, 1 no such guest, 2 a policy is wrong, 3 differences, 4 nothing
     was compared, or not all guests could be looked at, 5 a guest is refused.
     """
-    from vsrtune.policy.matching import assign, no_guest
-
     policies = load_policies(policy_dirs)
     snapshot, made = _planned(policies, root, trace_seconds, places)
     shown, made = _only(snapshot, made, guests)
@@ -142,7 +135,14 @@ def verify(
         else ExitCode.UNREAD if missing or not compared else ExitCode.DONE
     )  # fmt: skip
     if as_json:
-        _print_json(code, lines, refused, [*idle, *empty], [str(problem) for problem in missing])
+        told = {
+            "as_the_policies_say": code is ExitCode.DONE,
+            "differs": lines,
+            "refused": refused,
+            "idle": [*idle, *empty],
+            "unread": [str(problem) for problem in missing],
+        }
+        print_json(told)
         return code
     for line in lines:
         say(line, wide=wide, cut=True)
@@ -150,23 +150,13 @@ def verify(
         say(line, err=True, wide=wide)
     for line in (*idle, *empty):
         say(line, wide=wide)
-    _complain_of(missing)
+    complain(*missing)
     if not compared:
         why = "no policy sets anything of a guest that runs" if policies else "there is no policy"
         say(f"vsrtune: nothing was compared: {why}", err=True)
     if code is ExitCode.DONE:
         say("no drift: the host is as the policies say")
     return code
-
-
-def _print_json(
-    code: ExitCode, differs: list[str], refused: list[str], idle: list[str], unread: list[str]
-) -> None:
-    import json
-
-    found = {"differs": differs, "refused": refused, "idle": idle, "unread": unread}
-    print_ready = {"as_the_policies_say": code is ExitCode.DONE, **found}
-    click.echo(json.dumps(print_ready, indent=2, ensure_ascii=False))
 
 
 def _only(snapshot: Snapshot, made: Plan, names: Collection[str]) -> tuple[Snapshot, Plan]:
@@ -185,19 +175,9 @@ def _planned(
     *,
     reassert: bool = False,
 ) -> tuple[Snapshot, Plan]:
-    from vsrtune.plan.full_plan import full_plan
-
     entries, steps = journalled(places.journal, root)
     snapshot = observe(root, places.uri, trace_seconds, policies, entries)
     return snapshot, full_plan(snapshot, policies, entries, reassert=reassert, steps=steps)
-
-
-def _complain_of(missing: Iterable[VsrtuneError]) -> None:
-    """Print on standard error what could not be read of the policies' guests."""
-    from vsrtune.cli.main import complain
-
-    for problem in missing:
-        complain(problem)
 
 
 def _attachments(
@@ -205,10 +185,6 @@ def _attachments(
 ) -> tuple[Batch, ...]:
     """Switches that the policies ask for; without their steps on a recorded host, of which
     ``shown`` is looked at."""
-    from vsrtune.cli import attachments
-
     if root is not None:
         return attachments.recorded(shown, policies)
-    if not attachments.concerned(policies, places.ledger):
-        return ()
-    return attachments.preview(attachments.by_policies(policies), places)
+    return attachments.preview(policies, places)

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -24,12 +23,17 @@ from vsrtune.cli.options import (
     trace_option,
     uri_option,
 )
-from vsrtune.cli.render import say
+from vsrtune.cli.render import complain, print_json, say
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
-
-if TYPE_CHECKING:
-    from vsrtune.model.snapshot import Snapshot
+from vsrtune.doctor.facts.host import rt_groups
+from vsrtune.host.filesystem import LiveRoot
+from vsrtune.host.recorded import load
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.observe import config_files
+from vsrtune.observe.config_files import load_dirs
+from vsrtune.plan.starter_policy import start
+from vsrtune.policy import schema as policy_schema
 
 
 @click.group(cls=Commands)
@@ -49,9 +53,6 @@ def check(files: tuple[Path, ...], policy_dirs: tuple[Path, ...]) -> int:
     \b
     Exit codes: 0 all files are good, 2 at least one is not, 4 a directory does not exist.
     """
-    from vsrtune.cli.main import complain
-    from vsrtune.observe import config_files
-
     if not files:
         check_dirs(policy_dirs)
     paths = files or config_files.files_in(policy_dirs)
@@ -59,14 +60,18 @@ def check(files: tuple[Path, ...], policy_dirs: tuple[Path, ...]) -> int:
         say(f"vsrtune: {no_policies(policy_dirs)}", err=True)
     # A file named by the operator may be a draft; the daemon is more careful.
     errors = [] if files else config_files.unsafe(paths)
-    errors += config_files.check(paths)
-    for error in errors:
-        complain(error)
+    good, wrong = config_files.read_all(paths)
+    errors += wrong
+    complain(*errors)
     bad = {error.where.rpartition(":")[0] for error in errors} | {e.where for e in errors}
+    asks = {policy.path: policy.asks for policy in good}
     for path in paths:
         if str(path) not in bad:
-            asks = config_files.read_policy(path).asks
-            more = "" if asks else ", but it asks for nothing: `vsrtune policy init` writes a start"
+            more = (
+                ""
+                if asks[str(path)]
+                else ", but it asks for nothing: `vsrtune policy init` writes a start"
+            )
             say(f"{path}: good{more}")
     return ExitCode.WRONG if errors else ExitCode.DONE
 
@@ -74,11 +79,7 @@ def check(files: tuple[Path, ...], policy_dirs: tuple[Path, ...]) -> int:
 @policy.command()
 def schema() -> None:
     """Print the JSON Schema of policy files, for editors and CI."""
-    import json
-
-    from vsrtune.policy import schema as policy_schema
-
-    click.echo(json.dumps(policy_schema.schema(), indent=2, ensure_ascii=False))
+    print_json(policy_schema.schema())
 
 
 @policy.command()
@@ -109,9 +110,6 @@ def init(
     Exit codes: 0 written, 1 no such guest, or the file exists, 2 a policy that is there is
     wrong, or the file's directory does not exist, 4 the host could not be read.
     """
-    from vsrtune.observe.config_files import load_dirs
-    from vsrtune.plan.starter_policy import start
-
     check_place(output)
     policies = load_dirs(policy_dirs)
     snapshot = observe(root, uri, trace_seconds, policies)
@@ -139,10 +137,6 @@ def init(
 
 def _no_realtime(root: Path | None, snapshot: Snapshot) -> str:
     """Why this kernel would refuse fifo and rr; "" when it does not, or when that is unknown."""
-    from vsrtune.doctor.facts.host import rt_groups
-    from vsrtune.host.filesystem import LiveRoot
-    from vsrtune.host.recorded import load
-
     host = LiveRoot() if root is None else load(root).root()
     where = rt_groups(host, snapshot.host.kernel)
     return f"the kernel has RT_GROUP_SCHED ({where}), so EPERM is likely" if where else ""

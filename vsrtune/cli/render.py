@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.text import printable
 
 if TYPE_CHECKING:
@@ -41,6 +42,25 @@ def show(tables: Iterable[Table], *, wide: bool = False) -> None:
         title, *rest = layout.lines(table, None if wide else width())
         told = "\n".join([click.style(title, **_STYLES[table.tone]), *rest])
         click.echo(("\n" if number else "") + told)
+
+
+def complain(*errors: VsrtuneError) -> None:
+    """Print errors, or each of the errors that one stands for, on standard error."""
+    for one in (one for error in errors for one in getattr(error, "errors", None) or (error,)):
+        where = f"{printable(one.where)}: " if one.where else ""
+        for kind, text in (("error", f"{where}{one.what}"), ("hint", one.hint)):
+            first, *more = text.split("\n")
+            for line in [f"vsrtune: {kind}: {first}", *(f"  {m}" for m in more)] if text else ():
+                say(line, err=True)
+
+
+def print_json(value: object) -> None:
+    """Print data, or values that ``encode`` knows, as JSON on standard output."""
+    import json
+
+    from vsrtune.core.codec import encode
+
+    click.echo(json.dumps(encode(value), indent=2, ensure_ascii=False))
 
 
 def say(text: str, *, err: bool = False, wide: bool = False, cut: bool = False) -> None:

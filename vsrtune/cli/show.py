@@ -3,16 +3,15 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from vsrtune.cli import render
 from vsrtune.cli.options import (
     check_place,
     chosen,
@@ -26,20 +25,29 @@ from vsrtune.cli.options import (
     unread,
     uri_option,
 )
-from vsrtune.cli.render import say
+from vsrtune.cli.render import print_json, say
+from vsrtune.cli.top_source import current_plan
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
-from vsrtune.host.filesystem import HostRoot
+from vsrtune.daemon.guard.starved_status import read_starved
+from vsrtune.daemon.pass_result import guest_states
+from vsrtune.execute.journal import last_change
+from vsrtune.execute.jsonl_log import holder
+from vsrtune.host.filesystem import HostRoot, LiveRoot, boot_id
+from vsrtune.model.daemon_state import DaemonState, PlanState, Unmade
 from vsrtune.model.guest import SchedClass, ThreadKey
+from vsrtune.model.journal_records import Entry
 from vsrtune.model.plan import Plan
-from vsrtune.model.snapshot import Snapshot
-
-if TYPE_CHECKING:
-    from vsrtune.model.daemon_state import DaemonState
-    from vsrtune.model.journal_records import Entry
-    from vsrtune.model.stepdown import Steps
-    from vsrtune.policy.model import Policy
-    from vsrtune.views.tables import Table
+from vsrtune.model.snapshot import Snapshot, SnapshotSlice
+from vsrtune.model.stepdown import Steps
+from vsrtune.observe.config_files import load_dirs
+from vsrtune.observe.load import load, read_schedstat
+from vsrtune.observe.recording import record as save
+from vsrtune.plan.full_plan import full_plan
+from vsrtune.policy.model import Policy
+from vsrtune.views import page_data, tables
+from vsrtune.views.host_view import use_between
+from vsrtune.views.tables import Table, moves_table
 
 
 @click.command()
@@ -70,15 +78,10 @@ def show(
     if as_json:
         click.echo(snapshot.to_json())
         return
-    from vsrtune.cli import render
-    from vsrtune.views import tables
 
     if root is not None:
         render.show(tables.snapshot_tables(snapshot), wide=wide)
         return
-    from vsrtune.cli.top_source import current_plan
-    from vsrtune.daemon.guard.starved_status import read_starved
-    from vsrtune.host.filesystem import LiveRoot
 
     # Other commands report policies and journals that cannot be read.
     plan = current_plan(host, policy_dirs, journal, root)[0] or Plan()
@@ -117,12 +120,6 @@ def status(
     Exit codes: 0 nothing is wrong, 1 no such guest, 2 a policy is wrong, 3 something is not as
     the policies say, 4 not all guests could be looked at.
     """
-    from vsrtune.cli import render
-    from vsrtune.core.codec import encode
-    from vsrtune.daemon.guard.starved_status import read_starved
-    from vsrtune.observe.config_files import load_dirs
-    from vsrtune.views import page_data
-
     failure: VsrtuneError | None = None
     policies: tuple[Policy, ...] = ()
     try:
@@ -137,7 +134,7 @@ def status(
         state = replace(state, starved=read_starved())
     page = page_data.status_page(state)
     if as_json:
-        click.echo(json.dumps(encode(page), indent=2, ensure_ascii=False))
+        print_json(page)
     else:
         daemon, change = (
             ("a recorded host", "not recorded") if root is not None else _journal_says(journal)
@@ -159,11 +156,6 @@ def current_state(
 ) -> DaemonState:
     """The state that a daemon would have after a pass over ``host`` in which it changes nothing, of
     the guests that are ``shown``."""
-    from vsrtune.daemon.pass_result import guest_states
-    from vsrtune.model.daemon_state import DaemonState, PlanState, Unmade
-    from vsrtune.model.snapshot import SnapshotSlice
-    from vsrtune.plan.full_plan import full_plan
-
     made = full_plan(host, policies, entries, steps=steps)
     refs = frozenset(guest.ref for guest in shown.guests)
     if len(refs) < len(host.guests):
@@ -181,10 +173,6 @@ def current_state(
 
 def _journal_says(journal: Path) -> tuple[str, str]:
     """Who keeps the host tuned, and the last change."""
-    from vsrtune.execute.journal import last_change
-    from vsrtune.execute.jsonl_log import holder
-    from vsrtune.host.filesystem import boot_id
-
     process = holder(journal)
     daemon = f"{process} runs" if process else "does not run: systemctl start vsrtune"
     found = last_change(journal, boot_id())
@@ -196,9 +184,6 @@ def _journal_says(journal: Path) -> tuple[str, str]:
 
 def _moves(snapshot: Snapshot) -> Table:
     """The moves that the daemon has made."""
-    from vsrtune.observe.load import load
-    from vsrtune.views.tables import moves_table
-
     loads = load(snapshot.host.boot_id)
     when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(loads.last_time))
     return moves_table(loads.moves, loads.last_moves, when)
@@ -218,8 +203,6 @@ def record(file: Path, note: str, trace_seconds: float, uri: str) -> None:
     \b
     Exit codes: 0 recorded, 1 something failed, or the file exists, 2 its directory does not.
     """
-    from vsrtune.observe.recording import record as save
-
     check_place(file)
     snapshot = save(file, uri, trace_seconds=trace_seconds, note=note)
     say(f"Recorded {len(snapshot.guests)} guests in {file}.")
@@ -234,9 +217,6 @@ def measure(
 ) -> dict[ThreadKey, float]:
     """Share of the budget used, by thread, over the longest period, at least
     ``least_seconds``; without threads that end meanwhile. ``clock`` gives nanoseconds."""
-    from vsrtune.observe.load import read_schedstat
-    from vsrtune.views.host_view import use_between
-
     threads = [t for g in snapshot.guests for t in g.threads if t.sched.cls is SchedClass.DEADLINE]
     if not threads:
         return {}

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import select
 import signal
@@ -14,7 +13,6 @@ import time
 import tty
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -26,12 +24,12 @@ from vsrtune.cli.options import (
     options,
     uri_option,
 )
+from vsrtune.cli.render import print_json, show
+from vsrtune.cli.top_source import TopHost
 from vsrtune.core.exit_codes import ExitCode
-
-if TYPE_CHECKING:
-    from vsrtune.cli.top_source import TopHost
-    from vsrtune.model.snapshot import Snapshot
-    from vsrtune.views.top_frame import Frame
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.views import top_tables
+from vsrtune.views.top_frame import Frame, make_frame
 
 # Guests that each frame is sure to re-read: more do not fit on a terminal.
 _SHOWN = 16
@@ -78,8 +76,6 @@ def top(
     \b
     Exit codes: 0 shown, 1 no such guest, 4 the host could not be read.
     """
-    from vsrtune.cli.top_source import TopHost
-
     single = once or as_json
     host = TopHost(root, uri, policy_dirs, journal)
     only = frozenset(guests)
@@ -104,8 +100,6 @@ def _frames(
 ) -> Iterator[Frame]:
     """Yield a frame every ``interval`` seconds until the operator quits; with ``first``, one
     without loads at once. Raises VsrtuneError when a guest of ``only`` does not run."""
-    from vsrtune.views.top_frame import make_frame
-
     before, taken = host.sample(), time.monotonic()
     chosen(before.snapshot, only)
     if first:
@@ -129,14 +123,11 @@ def _libvirt_names(snapshot: Snapshot, refs: Sequence[str]) -> frozenset[str]:
 
 def _print(frames: Iterator[Frame], count: int | None, as_json: bool, wide: bool) -> None:
     """Print frames one after the other, as tables or JSON."""
-    from vsrtune.cli import render
-    from vsrtune.views import top_tables
-
     for number, frame in enumerate(frames, 1):
         if as_json:
-            click.echo(json.dumps(top_tables.data(frame), indent=2, ensure_ascii=False))
+            print_json(top_tables.data(frame))
         else:
-            render.show(top_tables.tables(frame), wide=wide)
+            show(top_tables.tables(frame), wide=wide)
             sys.stdout.write("" if number == count else "\n")
             sys.stdout.flush()
         if number == count:

@@ -15,8 +15,10 @@ from vsrtune.model.load import HostSample
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe import samples
+from vsrtune.observe.config_files import load_dirs
 from vsrtune.observe.load import with_loads
 from vsrtune.observe.observer import Observer, live_observer
+from vsrtune.plan.full_plan import full_plan
 
 # Planning takes at most this share of the time: hosts with very many guests keep a plan for a
 # few frames.
@@ -75,9 +77,6 @@ def current_plan(
 ) -> tuple[Plan | None, tuple[str, ...]]:
     """The plan that `vsrtune verify` would make, and notes. None, with a note that says why, when
     there is neither a policy nor a journal entry, or when the plan cannot be made of them."""
-    from vsrtune.observe.config_files import load_dirs
-    from vsrtune.plan.full_plan import full_plan
-
     try:
         policies = load_dirs(policy_dirs)
         entries, steps = options.journalled(journal, root)

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from vsrtune.core.retry import Pause
 from vsrtune.daemon.journald import LOGGER, fields
 from vsrtune.model.plan import Action, Drift, DriftRule, Plan
 from vsrtune.model.snapshot import SnapshotSlice
@@ -34,8 +35,7 @@ Guests = frozenset[str] | None
 @dataclass(frozen=True, slots=True)
 class _Fight:
     count: int
-    delay: float
-    until: float
+    pause: Pause
 
 
 class _ByGuest:
@@ -77,7 +77,7 @@ class DriftWatch:
             target: f"put back {fight.count} times and changed again each time; "
             "it is tried less and less often"
             for target, fight in self._fights.items()
-            if now < fight.until
+            if fight.pause.left(now)
         }
         stayed = frozenset(key for key, since in self._moved.items() if now - since >= SURE)
         return Memory(self._for_verify.of(guests), waits, patient=True, stayed=stayed)
@@ -106,16 +106,16 @@ class DriftWatch:
         waiting |= {t for t in self._waiting if not observed.covers(t.guest)}
         self._waiting = frozenset(waiting)
         for target, fight in list(self._fights.items()):
-            calm = now > fight.until + max(CALM, 2 * fight.delay)
+            calm = now > fight.pause.until + max(CALM, 2 * fight.pause.delay)
             if calm and observed.covers(target.guest) and target not in drifting:
                 del self._fights[target]
 
     def next_try(self) -> float | None:
         """Seconds until something held back is due; None when nothing is held back."""
         now = self._clock()
-        due = [self._fights[t].until - now for t in self._waiting if t in self._fights]
+        due = [self._fights[t].pause.left(now) for t in self._waiting if t in self._fights]
         due += [AGAIN] if self._unsure else []
-        return max(0.0, min(due)) if due else None
+        return min(due, default=None)
 
     def waiting(self) -> frozenset[str]:
         """The guests with something held back."""
@@ -131,8 +131,8 @@ class DriftWatch:
     def _fought(self, drift: Drift, now: float) -> None:
         before = self._fights.get(drift.target)
         count = 1 if before is None else before.count + 1
-        delay = 0.0 if before is None else min(LONGEST, max(2.0, 2 * before.delay))
-        self._fights[drift.target] = _Fight(count, delay, now + delay)
+        pause = Pause(until=now) if before is None else before.pause.longer(now, 2.0, LONGEST)
+        self._fights[drift.target] = _Fight(count, pause)
         if count == TOLD:
             LOGGER.warning(
                 "%s: put back %d times, and each time %s changed it again (to %s); it is put "

@@ -7,7 +7,6 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Protocol
 
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.daemon.journald import LOGGER
@@ -15,20 +14,9 @@ from vsrtune.model.daemon_state import DaemonState
 from vsrtune.model.load import moves
 from vsrtune.model.plan import Action
 from vsrtune.model.snapshot import Snapshot
+from vsrtune.observe.load import LoadMeter
 from vsrtune.observe.one_pass import FEW
 from vsrtune.policy.model import Policy
-
-
-class Measuring(Protocol):
-    """The interface of load.LoadMeter that a pass uses."""
-
-    def update(self, snapshot: Snapshot) -> Snapshot: ...
-
-    @property
-    def fresh(self) -> bool: ...
-
-    def remember(self, boot_id: str, moves: int, last_moves: int, last_time: float) -> None: ...
-
 
 # Minimum time between two placements of all guests by load on a host with many, seconds.
 WHOLE = 30.0
@@ -38,7 +26,7 @@ class LoadKeeper:
     """``meter`` None: nothing is measured. ``due`` is true when there are new loads and it is time
     to plan for all guests, because the loads of guests outside a pass count too."""
 
-    def __init__(self, meter: Measuring | None) -> None:
+    def __init__(self, meter: LoadMeter | None) -> None:
         self._meter = meter
         self._said = ""
         self._fresh = False

@@ -11,20 +11,19 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Protocol
 
 from vsrtune.core.errors import VanishedError, VsrtuneError
 from vsrtune.core.retry import Backoff, SaidOnce
 from vsrtune.daemon.drift_tracker import DriftWatch, waiting
 from vsrtune.daemon.journald import LOGGER, fields
-from vsrtune.daemon.load_tracker import LoadKeeper, Measuring
+from vsrtune.daemon.load_tracker import LoadKeeper
 from vsrtune.daemon.pass_log import ResultLog, log_plan
 from vsrtune.daemon.pass_result import guest_states, merged, unmade
 from vsrtune.daemon.scope import FULL, NOTHING, UNANNOUNCED, Scope
 from vsrtune.daemon.trace_schedule import Budgets, Tracing
 from vsrtune.execute import executor
 from vsrtune.execute.executor import Result
-from vsrtune.execute.host_writer import SysOps
+from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
 from vsrtune.model.daemon_state import DaemonState, GuestState, PlanState, Unmade
 from vsrtune.model.plan import Action, Plan
@@ -33,6 +32,8 @@ from vsrtune.model.snapshot import Snapshot, SnapshotSlice
 from vsrtune.model.stepdown import UNTIL, Step, StepLevel, Steps
 from vsrtune.model.targets import HOST_REF, Target, ThreadSched, Value
 from vsrtune.observe import one_pass
+from vsrtune.observe.load import LoadMeter
+from vsrtune.observe.observer import Observer
 from vsrtune.plan import planner
 from vsrtune.plan.full_plan import plan_with_releases
 from vsrtune.plan.incremental import Whole, plan_alone
@@ -50,16 +51,6 @@ _HOST = frozenset([HOST_REF])
 _PASS = ""
 
 
-class Observing(Protocol):
-    """The interface of observer.Observer that a pass uses."""
-
-    def observe(self, trace_seconds: float = 0.0) -> Snapshot: ...
-
-    def observe_some(self, names: frozenset[str]) -> SnapshotSlice: ...
-
-    def observe_unannounced(self, names: frozenset[str]) -> SnapshotSlice: ...
-
-
 class Reconciler:
     """Runs passes. ``policies`` may be replaced between two of them.
 
@@ -71,13 +62,13 @@ class Reconciler:
 
     def __init__(
         self,
-        observer: Observing,
-        ops: SysOps,
+        observer: Observer,
+        ops: LiveSysOps,
         journal: Journal,
         policies: tuple[Policy, ...],
         *,
         trace: float = 0.0,
-        meter: Measuring | None = None,
+        meter: LoadMeter | None = None,
         pulse: Callable[[], None] = lambda: None,
         remember: Callable[[Iterable[tuple[int, str]]], None] = lambda _irqs: None,
         clock: Callable[[], float] = time.monotonic,
@@ -467,7 +458,7 @@ class Reconciler:
         self._results.log(result, why)
 
 
-def forget(observed: SnapshotSlice, ops: SysOps, journal: Journal) -> None:
+def forget(observed: SnapshotSlice, ops: LiveSysOps, journal: Journal) -> None:
     """Drop the journal entries of the guests of ``observed`` whose targets no longer exist.
 
     A guest missing from the snapshot is no proof, because its reader may have

@@ -6,59 +6,20 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from typing import Protocol
 
 from vsrtune.core.text import printable
 
 
-class Notifier(Protocol):
-    """The service manager, as far as the daemon talks to it."""
+class Notifier:
+    """The notification socket of the service manager, through systemd.daemon; without one nothing
+    is sent. ``watchdog_seconds`` is the longest silence allowed between two pings, None without a
+    watchdog."""
 
-    def ready(self) -> None: ...
-
-    def reloading(self) -> None: ...
-
-    def stopping(self) -> None: ...
-
-    def status(self, text: str) -> None: ...
-
-    def ping(self) -> None: ...
-
-    @property
-    def watchdog_seconds(self) -> float | None:
-        """Longest silence allowed between two pings; None without a watchdog."""
-        ...
-
-
-class NullNotifier:
-    """Nobody is listening: a foreground run, or a host without systemd."""
-
-    watchdog_seconds: float | None = None
-
-    def ready(self) -> None:
-        pass
-
-    def reloading(self) -> None:
-        pass
-
-    def stopping(self) -> None:
-        pass
-
-    def status(self, text: str) -> None:
-        pass
-
-    def ping(self) -> None:
-        pass
-
-
-class SystemdNotifier:
-    """The notification socket of the service manager, through systemd.daemon."""
-
-    def __init__(self, watchdog_seconds: float | None) -> None:
+    def __init__(self) -> None:
         from systemd import daemon  # imported late: only the daemon needs it
 
         self._notify = daemon.notify
-        self.watchdog_seconds = watchdog_seconds
+        self.watchdog_seconds = watchdog_from(os.environ, os.getpid())
 
     def ready(self) -> None:
         self._notify("READY=1")
@@ -88,12 +49,3 @@ def watchdog_from(environ: Mapping[str, str], pid: int) -> float | None:
     except (KeyError, ValueError):
         return None
     return usec / 1e6 if usec > 0 else None
-
-
-def from_environment(environ: Mapping[str, str] | None = None) -> Notifier:
-    """The notifier for this process: SystemdNotifier when systemd listens, otherwise
-    NullNotifier."""
-    env = os.environ if environ is None else environ
-    if not env.get("NOTIFY_SOCKET"):
-        return NullNotifier()
-    return SystemdNotifier(watchdog_from(env, os.getpid()))

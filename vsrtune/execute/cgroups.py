@@ -9,8 +9,8 @@ import time
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting, VanishedError, WriteError
 from vsrtune.execute.cpuset_clear import make_threaded
-from vsrtune.execute.errno_table import Operation, write_error
-from vsrtune.execute.syscalls import HostCalls
+from vsrtune.execute.errno_table import Operation, told, write_error
+from vsrtune.execute.syscalls import LiveCalls
 from vsrtune.execute.threads import CPUS, HostThread
 from vsrtune.host.cgroupfs import MOUNT
 from vsrtune.host.filesystem import HostRoot
@@ -58,7 +58,7 @@ class Cgroups:
     """CgroupDir, CpusetFile and Partition on a host. Raises VanishedError when the cgroup above
     is gone, WriteError, or the OSError of the file."""
 
-    def __init__(self, root: HostRoot, calls: HostCalls) -> None:
+    def __init__(self, root: HostRoot, calls: LiveCalls) -> None:
         self._root = root
         self._calls = calls
 
@@ -96,10 +96,8 @@ class Cgroups:
         if "/" in target.path:
             make_threaded(self._root, self._calls, target.path, str(target))
         elif not self._root.exists(base):
-            try:
+            with told(Operation.MKDIR, str(target)):
                 self._calls.mkdir(base)
-            except OSError as error:
-                raise write_error(Operation.MKDIR, error, str(target)) from error
 
     def _remove(self, target: CgroupDir) -> None:
         path = f"{MOUNT}/{target.path}"
@@ -186,13 +184,11 @@ class Cgroups:
         base = f"{MOUNT}/{target.path}"
         self._check(base, target)
         file = f"{base}/{PARTITION_FILE}"
-        try:
+        with told(Operation.PARTITION, str(target), state.wanted):
             if state.wanted == "root" and "invalid" in self._root.read(file):
                 # An invalid partition stays invalid even after the cause is gone.
                 self._calls.write(file, "member")
             self._calls.write(file, state.wanted)
-        except OSError as error:
-            raise write_error(Operation.PARTITION, error, str(target), state.wanted) from error
         now = self._root.read(file).strip()
         if state.text == "root" and now != "root":
             hint = (

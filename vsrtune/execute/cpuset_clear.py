@@ -12,8 +12,8 @@ from __future__ import annotations
 import errno
 
 from vsrtune.core.errors import Lasting, WriteError
-from vsrtune.execute.errno_table import Operation, write_error
-from vsrtune.execute.syscalls import HostCalls
+from vsrtune.execute.errno_table import Operation, told, write_error
+from vsrtune.execute.syscalls import LiveCalls
 from vsrtune.host.cgroupfs import MOUNT
 from vsrtune.host.filesystem import HostRoot
 
@@ -34,38 +34,29 @@ def home_of(path: str) -> str:
     return f"{above}/{name.removeprefix(_PREFIX)}" if name.startswith(_PREFIX) else path
 
 
-def clear(root: HostRoot, calls: HostCalls, path: str, where: str) -> None:
+def clear(root: HostRoot, calls: LiveCalls, path: str, where: str) -> None:
     """Unset ``cpuset.cpus`` of ``path``. Idempotent, from any step of an earlier try.
     Raises WriteError."""
-    try:
-        _set_empty(calls, path)
-    except OSError as error:
-        if error.errno != errno.ENOSPC:
-            raise write_error(Operation.CPUSET, error, where) from error
-    else:
+    if _emptied(calls, path, where):
         return
     make_threaded(root, calls, parking_of(path), where)
+    emptied = False
     for _ in range(_ROUNDS):
         _move_all(root, calls, path, parking_of(path), where)
-        try:
-            _set_empty(calls, path)
-        except OSError as error:
-            if error.errno == errno.ENOSPC:
-                continue
-            raise write_error(Operation.CPUSET, error, where) from error
-        break
-    else:
-        unpark(root, calls, path, where)
+        emptied = _emptied(calls, path, where)
+        if emptied:
+            break
+    unpark(root, calls, path, where)
+    if not emptied:
         raise WriteError(
             f"cpuset.cpus of {path} could not be unset: new threads kept coming",
             where=where,
             hint="tried again at the next pass",
             lasting=Lasting.TRANSIENT,
         )
-    unpark(root, calls, path, where)
 
 
-def unpark(root: HostRoot, calls: HostCalls, path: str, where: str) -> None:
+def unpark(root: HostRoot, calls: LiveCalls, path: str, where: str) -> None:
     """Bring the parked threads of ``path`` home, and remove their cgroup. Raises WriteError."""
     parking = parking_of(path)
     if not root.exists(f"{MOUNT}/{parking}"):
@@ -89,7 +80,7 @@ def unpark(root: HostRoot, calls: HostCalls, path: str, where: str) -> None:
     )
 
 
-def make_threaded(root: HostRoot, calls: HostCalls, path: str, where: str) -> None:
+def make_threaded(root: HostRoot, calls: LiveCalls, path: str, where: str) -> None:
     """Make a threaded cgroup, or finish a half-made one. Raises WriteError."""
     parent, _, _ = path.rpartition("/")
     kind = root.read(f"{MOUNT}/{parent}/cgroup.type").strip()
@@ -100,22 +91,25 @@ def make_threaded(root: HostRoot, calls: HostCalls, path: str, where: str) -> No
             hint="only guests whose cgroups libvirt made threaded can be served",
         )
     if not root.exists(f"{MOUNT}/{path}"):
-        try:
+        with told(Operation.MKDIR, where):
             calls.mkdir(f"{MOUNT}/{path}")
-        except OSError as error:
-            raise write_error(Operation.MKDIR, error, where) from error
     if root.read(f"{MOUNT}/{path}/cgroup.type").strip() != "threaded":
-        try:
+        with told(Operation.TYPE, where, "threaded"):
             calls.write(f"{MOUNT}/{path}/cgroup.type", "threaded")
-        except OSError as error:
-            raise write_error(Operation.TYPE, error, where, "threaded") from error
 
 
-def _set_empty(calls: HostCalls, path: str) -> None:
-    calls.write(f"{MOUNT}/{path}/cpuset.cpus", "")
+def _emptied(calls: LiveCalls, path: str, where: str) -> bool:
+    """Unset ``cpuset.cpus``; False when there are threads inside."""
+    try:
+        calls.write(f"{MOUNT}/{path}/cpuset.cpus", "")
+    except OSError as error:
+        if error.errno == errno.ENOSPC:
+            return False
+        raise write_error(Operation.CPUSET, error, where) from error
+    return True
 
 
-def _move_all(root: HostRoot, calls: HostCalls, source: str, target: str, where: str) -> None:
+def _move_all(root: HostRoot, calls: LiveCalls, source: str, target: str, where: str) -> None:
     for tid in root.read(f"{MOUNT}/{source}/cgroup.threads").split():
         try:
             calls.write(f"{MOUNT}/{target}/cgroup.threads", tid)

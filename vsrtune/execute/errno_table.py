@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import errno
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import Enum
 
@@ -60,6 +62,15 @@ _MANAGED = "the interrupt is kernel-managed: its driver leaves its CPUs to the k
 
 # fmt: off
 _TABLE: dict[tuple[Operation, int], ErrnoVerdict] = {
+    # Such a file goes only with the object itself: our cgroup, the device, its queue.
+    **{
+        (operation, number): _GONE
+        for operation in (
+            Operation.MKDIR, Operation.EXCLUSIVE, Operation.PARTITION, Operation.TXQUEUELEN,
+            Operation.THREADED, Operation.RPS, Operation.XPS,
+        )
+        for number in (errno.ENOENT, errno.ENODEV)
+    },
     # __sched_setaffinity: the mask and the cpuset have no CPU in common.
     (Operation.AFFINITY, errno.EINVAL): ErrnoVerdict(
         _NEVER, "no CPU of the mask is online and allowed by the thread's cpuset",
@@ -70,7 +81,6 @@ _TABLE: dict[tuple[Operation, int], ErrnoVerdict] = {
         "pin such a thread through a cpuset partition, before it becomes DEADLINE"),
     (Operation.AFFINITY, errno.EPERM): ErrnoVerdict(
         _NEVER, "the process may not change other users' threads", _ROOT),
-    (Operation.AFFINITY, errno.ESRCH): _GONE,
     # __sched_setscheduler: task_group(p)->rt_bandwidth.rt_runtime is 0, or no capability.
     (Operation.SCHED, errno.EPERM): ErrnoVerdict(
         _NEVER, "real-time classes are forbidden here: CAP_SYS_NICE is missing, or the kernel "
@@ -80,7 +90,6 @@ _TABLE: dict[tuple[Operation, int], ErrnoVerdict] = {
     (Operation.SCHED, errno.EINVAL): ErrnoVerdict(
         _NEVER, "the kernel does not know this class or takes no such priority",
         "use a priority from 1 to 99"),
-    (Operation.SCHED, errno.ESRCH): _GONE,
     (Operation.SCHED, errno.EBUSY): ErrnoVerdict(
         _LATER, "the change of class met another one", ""),
     # __sched_setscheduler: the span of the runqueue last used is not within the mask.
@@ -95,9 +104,7 @@ _TABLE: dict[tuple[Operation, int], ErrnoVerdict] = {
     (Operation.DEADLINE, errno.EINVAL): ErrnoVerdict(
         _NEVER, "runtime <= deadline <= period must hold, runtime >= 1024 ns, period >= 100 us",
         "correct the times in the policy"),
-    (Operation.DEADLINE, errno.ESRCH): _GONE,
     # cgroup_threads_write, cgroup_attach_permissions
-    (Operation.THREADS, errno.ESRCH): _GONE,
     (Operation.THREADS, errno.EOPNOTSUPP): ErrnoVerdict(
         _NEVER, "the cgroup is not threaded, or belongs to another threaded domain than "
         "the thread",
@@ -129,8 +136,6 @@ _TABLE: dict[tuple[Operation, int], ErrnoVerdict] = {
     (Operation.MKDIR, errno.EAGAIN): ErrnoVerdict(
         _NEVER, "cgroup.max.descendants or cgroup.max.depth of an ancestor is reached",
         "raise that limit"),
-    (Operation.MKDIR, errno.ENOENT): _GONE,
-    (Operation.MKDIR, errno.ENODEV): _GONE,
     (Operation.MKDIR, errno.EROFS): ErrnoVerdict(
         _NEVER, "the cgroup file system is mounted read-only",
         "run outside the container, or mount it read-write"),
@@ -163,19 +168,13 @@ _TABLE: dict[tuple[Operation, int], ErrnoVerdict] = {
     (Operation.EXCLUSIVE, errno.EINVAL): ErrnoVerdict(
         _NEVER, "a cgroup beside it, or a partition, has one of these CPUs for itself",
         "look at cpuset.cpus and cpuset.cpus.exclusive of the cgroups beside it"),
-    (Operation.EXCLUSIVE, errno.ENOENT): _GONE,
-    (Operation.EXCLUSIVE, errno.ENODEV): _GONE,
     # update_prstate
     (Operation.PARTITION, errno.EINVAL): ErrnoVerdict(
         _NEVER, "the kernel makes no partition here", "look at cpuset.cpus.partition"),
-    (Operation.PARTITION, errno.ENOENT): _GONE,
-    (Operation.PARTITION, errno.ENODEV): _GONE,
     # netdev_store (net/core/net-sysfs.c), for files without rows of their own
     (Operation.DEVICE, errno.EINVAL): ErrnoVerdict(
         _NEVER, "the device takes no such value", "choose another value in the policy"),
     # dev_change_tx_queue_len
-    (Operation.TXQUEUELEN, errno.ENOENT): _GONE,
-    (Operation.TXQUEUELEN, errno.ENODEV): _GONE,
     (Operation.TXQUEUELEN, errno.ENOMEM): ErrnoVerdict(
         _LATER, "there is no memory for rings of that length", "choose a shorter queue"),
     (Operation.TXQUEUELEN, errno.ERANGE): ErrnoVerdict(
@@ -183,8 +182,6 @@ _TABLE: dict[tuple[Operation, int], ErrnoVerdict] = {
     (Operation.TXQUEUELEN, errno.EINVAL): ErrnoVerdict(
         _NEVER, "the device takes no such length", "use 1 to 32767"),
     # modify_napi_threaded, dev_set_threaded
-    (Operation.THREADED, errno.ENOENT): _GONE,
-    (Operation.THREADED, errno.ENODEV): _GONE,
     (Operation.THREADED, errno.EOPNOTSUPP): ErrnoVerdict(
         _LATER, "the device has no NAPI instance now", "see whether it is up: ip link"),
     (Operation.THREADED, errno.EINVAL): ErrnoVerdict(
@@ -203,11 +200,7 @@ _TABLE: dict[tuple[Operation, int], ErrnoVerdict] = {
     (Operation.RPS, errno.EINVAL): ErrnoVerdict(
         _NEVER, "the kernel steers no frames to isolated CPUs (isolcpus, nohz_full)",
         "name CPUs that are not isolated"),
-    (Operation.RPS, errno.ENOENT): _GONE,
-    (Operation.RPS, errno.ENODEV): _GONE,
     # xps_cpus_store, __netif_set_xps_queue
-    (Operation.XPS, errno.ENOENT): _GONE,
-    (Operation.XPS, errno.ENODEV): _GONE,
     (Operation.XPS, errno.EINVAL): ErrnoVerdict(
         _NEVER, "the device takes no such CPUs for this queue",
         "see its queues: ethtool -l, tc -s qdisc show"),
@@ -243,6 +236,15 @@ def classify(operation: Operation, number: int) -> ErrnoVerdict:
     if found is not None:
         return found
     return ErrnoVerdict(_NEVER, f"of {name(number)} ({os.strerror(number)})", "see the kernel log")
+
+
+@contextmanager
+def told(operation: Operation, where: str, wanted: str = "") -> Iterator[None]:
+    """Raise ``write_error`` for an OSError."""
+    try:
+        yield
+    except OSError as error:
+        raise write_error(operation, error, where, wanted) from error
 
 
 def write_error(operation: Operation, error: OSError, where: str, wanted: str = "") -> WriteError:

@@ -33,7 +33,7 @@ of ours, whoever set the affinity: the intent ends as taken back, with the entry
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import (
@@ -46,7 +46,7 @@ from vsrtune.core.errors import (
     VsrtuneError,
     WriteError,
 )
-from vsrtune.execute.host_writer import SysOps
+from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
 from vsrtune.model.deadline import LEAVING
 from vsrtune.model.guest import Guest, Sched, SchedClass
@@ -114,26 +114,18 @@ class _Tally:
 
     done: list[Action] = field(default_factory=list)
     failed: list[tuple[Action, VsrtuneError]] = field(default_factory=list)
-    vanished: list[Target] = field(default_factory=list)
+    vanished: dict[Target, None] = field(default_factory=dict)
     left: list[Left] = field(default_factory=list)
     skipped: list[Action] = field(default_factory=list)
     pending: list[tuple[Action, VsrtuneError]] = field(default_factory=list)
     fixed: list[tuple[Action, VsrtuneError]] = field(default_factory=list)
 
     def result(self, rolled_back: bool = False) -> Result:
-        return Result(
-            tuple(self.done),
-            tuple(self.failed),
-            tuple(dict.fromkeys(self.vanished)),
-            tuple(self.left),
-            rolled_back,
-            tuple(self.skipped),
-            tuple(self.pending),
-            tuple(self.fixed),
-        )
+        found = {f.name: tuple(getattr(self, f.name)) for f in fields(self)}
+        return Result(**found, rolled_back=rolled_back)
 
 
-def apply(plan: Plan, ops: SysOps, journal: Journal) -> Result:
+def apply(plan: Plan, ops: LiveSysOps, journal: Journal) -> Result:
     """Execute ``plan.actions``. Raises JournalError only; see the module's docstring."""
     tally = _Tally()
     journal.reserve(plan.actions)
@@ -192,7 +184,7 @@ def apply(plan: Plan, ops: SysOps, journal: Journal) -> Result:
     return tally.result(rolled_back=bool(tally.failed) and not stuck)
 
 
-def undo(ops: SysOps, journal: Journal) -> Result:
+def undo(ops: LiveSysOps, journal: Journal) -> Result:
     """Restore the originals of the live entries in reverse order of their first write
     (``undo_order``). ``done`` holds the inverse actions. No guest is stepped down any more
     afterwards.
@@ -212,7 +204,7 @@ def undo(ops: SysOps, journal: Journal) -> Result:
     return tally.result()
 
 
-def _release(plan: Plan, ops: SysOps, journal: Journal, tally: _Tally) -> None:
+def _release(plan: Plan, ops: LiveSysOps, journal: Journal, tally: _Tally) -> None:
     """Carry out the releases of a plan, and forget what it disowns."""
     for target in plan.disowned:
         entry = journal.entry(target)
@@ -230,7 +222,7 @@ def _release(plan: Plan, ops: SysOps, journal: Journal, tally: _Tally) -> None:
     _restore_all(back, ops, journal, tally)
 
 
-def _restore_all(back: Sequence[Action], ops: SysOps, journal: Journal, tally: _Tally) -> None:
+def _restore_all(back: Sequence[Action], ops: LiveSysOps, journal: Journal, tally: _Tally) -> None:
     """Carry out inverse actions of live entries, in this order."""
     _restore_round(back, ops, journal, tally)
     # The kernel may refuse a CPU list while the lists beside it are not restored yet.
@@ -240,7 +232,9 @@ def _restore_all(back: Sequence[Action], ops: SysOps, journal: Journal, tally: _
         _restore_round([a for a in back if a.target in lists], ops, journal, tally)
 
 
-def _restore_round(back: Sequence[Action], ops: SysOps, journal: Journal, tally: _Tally) -> None:
+def _restore_round(
+    back: Sequence[Action], ops: LiveSysOps, journal: Journal, tally: _Tally
+) -> None:
     for action in back:
         target = action.target
         entry = journal.entry(target)
@@ -255,7 +249,7 @@ def _restore_round(back: Sequence[Action], ops: SysOps, journal: Journal, tally:
             tally.failed.append((action, error))
 
 
-def recover(ops: SysOps, journal: Journal) -> Result:
+def recover(ops: LiveSysOps, journal: Journal) -> Result:
     """Resolve writes that a crash left unfinished, latest first; finished entries stay.
 
     With the target's identity intact, an unfinished write from ``before`` to ``after`` is
@@ -279,7 +273,7 @@ def recover(ops: SysOps, journal: Journal) -> Result:
 
 def _change(
     action: Action,
-    ops: SysOps,
+    ops: LiveSysOps,
     journal: Journal,
     original: Value | None = None,
     *,
@@ -313,7 +307,7 @@ def _change(
 
 
 def _take_back(
-    action: Action, guard: Action | None, ops: SysOps, journal: Journal, error: WriteError
+    action: Action, guard: Action | None, ops: LiveSysOps, journal: Journal, error: WriteError
 ) -> None:
     """Write ``before`` back after a failed write: some of its steps may be on the host."""
     try:
@@ -343,7 +337,7 @@ class _StuckError(WriteError):
     """A failed write that could not be taken back either."""
 
 
-def _guard(action: Action, ops: SysOps, journal: Journal) -> Action | None:
+def _guard(action: Action, ops: LiveSysOps, journal: Journal) -> Action | None:
     """The affinity to keep across a move between cgroups."""
     target = action.target
     if not isinstance(target, ThreadCgroup):
@@ -354,7 +348,7 @@ def _guard(action: Action, ops: SysOps, journal: Journal) -> Action | None:
     return Action(affinity, now, now, "kept across the move between cgroups")
 
 
-def _read_back(target: Target, wanted: Value, ops: SysOps) -> None:
+def _read_back(target: Target, wanted: Value, ops: LiveSysOps) -> None:
     now = ops.read(target)
     if not exactly(wanted, now, ops):
         raise WriteError(
@@ -367,14 +361,14 @@ def _read_back(target: Target, wanted: Value, ops: SysOps) -> None:
 
 def _vanished(target: Target, journal: Journal, tally: _Tally) -> None:
     journal.drop(target, "vanished")
-    tally.vanished.append(target)
+    tally.vanished[target] = None
 
 
 # -- back
 
 
 def _roll_back(
-    done: list[Action], named: Collection[Target], ops: SysOps, journal: Journal, tally: _Tally
+    done: list[Action], named: Collection[Target], ops: LiveSysOps, journal: Journal, tally: _Tally
 ) -> bool:
     """Take back a guest's actions of the pass, those of ``named`` to the values that others had
     set. Returns whether all of them, and the action that failed, are back."""
@@ -395,7 +389,7 @@ def _roll_back(
     return clean
 
 
-def _restore(entry: Entry, back: Action, ops: SysOps, journal: Journal, tally: _Tally) -> None:
+def _restore(entry: Entry, back: Action, ops: LiveSysOps, journal: Journal, tally: _Tally) -> None:
     """Undo one finished entry. ``done`` gets a release that finds the original there already."""
     now = ops.read(entry.target)
     if not same_setting(entry.original, back.after):
@@ -416,7 +410,7 @@ def _restore(entry: Entry, back: Action, ops: SysOps, journal: Journal, tally: _
         _leave(entry, now, journal, tally)
 
 
-def _disown(entry: Entry, ops: SysOps, journal: Journal, tally: _Tally) -> None:
+def _disown(entry: Entry, ops: LiveSysOps, journal: Journal, tally: _Tally) -> None:
     """Forget an entry whose value somebody else has changed, if that still holds."""
     now = ops.read(entry.target)
     if not still_applied(entry.written, now, ops):
@@ -431,7 +425,7 @@ def _leave(entry: Entry, now: Value, journal: Journal, tally: _Tally) -> None:
 # -- unfinished writes
 
 
-def _finish_interrupted(target: Target, ops: SysOps, journal: Journal) -> list[Left]:
+def _finish_interrupted(target: Target, ops: LiveSysOps, journal: Journal) -> list[Left]:
     """Resolve an unfinished write of ``target`` before another one. Raises WriteError when that
     fails."""
     tally = _Tally()
@@ -441,7 +435,9 @@ def _finish_interrupted(target: Target, ops: SysOps, journal: Journal) -> list[L
     return tally.left
 
 
-def _resolve_all(entries: Iterable[Entry], ops: SysOps, journal: Journal, tally: _Tally) -> None:
+def _resolve_all(
+    entries: Iterable[Entry], ops: LiveSysOps, journal: Journal, tally: _Tally
+) -> None:
     """Resolve those of ``entries`` that are unfinished, in this order."""
     for entry in entries:
         if entry.state != "intent":
@@ -460,7 +456,9 @@ def _unfinished(entry: Entry) -> Action:
     return Action(entry.target, entry.before_value, entry.written, entry.reason)
 
 
-def _resolve(entry: Entry, action: Action, ops: SysOps, journal: Journal, tally: _Tally) -> None:
+def _resolve(
+    entry: Entry, action: Action, ops: LiveSysOps, journal: Journal, tally: _Tally
+) -> None:
     """Resolve one unfinished write, as in ``recover``."""
     target = entry.target
     before, after = action.before, action.after
@@ -571,7 +569,7 @@ def _blocked(target: Target, failed: Failed) -> Target | None:
     return None
 
 
-def exactly(wanted: Value, now: Value, ops: SysOps) -> bool:
+def exactly(wanted: Value, now: Value, ops: LiveSysOps) -> bool:
     """Whether a write of ``wanted`` gives ``now``: equality, except for offline CPUs, which no
     thread can have."""
     if wanted == now and type(wanted) is type(now):
@@ -590,7 +588,7 @@ def exactly(wanted: Value, now: Value, ops: SysOps) -> bool:
     return False
 
 
-def still_applied(written: Value, now: Value, ops: SysOps) -> bool:
+def still_applied(written: Value, now: Value, ops: LiveSysOps) -> bool:
     """Whether the host has what we wrote; pins compare by their CPUs."""
     if isinstance(written, Pin) and isinstance(now, Pin):
         return exactly(written.cpus, now.cpus, ops)
@@ -599,7 +597,7 @@ def still_applied(written: Value, now: Value, ops: SysOps) -> bool:
     return exactly(written, now, ops)
 
 
-def between(before: Value, after: Value, now: Value, ops: SysOps) -> bool:
+def between(before: Value, after: Value, now: Value, ops: LiveSysOps) -> bool:
     """Whether ``now`` can come from a write from ``before`` to ``after`` that stopped half-way:
     each part is from one of the two, or an intermediate value of libvirt's."""
     if isinstance(before, Pin) and isinstance(after, Pin) and isinstance(now, Pin):

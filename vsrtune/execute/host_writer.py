@@ -16,15 +16,15 @@ import errno
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, Protocol
+from typing import Any
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting, PendingError, VanishedError, VsrtuneError, WriteError
 from vsrtune.execute.cgroups import Cgroups, settle
 from vsrtune.execute.cpuset_clear import clear, unpark
-from vsrtune.execute.errno_table import Operation, write_error
+from vsrtune.execute.errno_table import Operation, told, write_error
 from vsrtune.execute.nics import NicWrites
-from vsrtune.execute.syscalls import HostCalls, LiveCalls
+from vsrtune.execute.syscalls import LiveCalls
 from vsrtune.execute.threads import CPUS, HostThread
 from vsrtune.host.cgroupfs import MOUNT
 from vsrtune.host.filesystem import HostRoot, LiveRoot
@@ -58,24 +58,9 @@ from vsrtune.model.targets import (
 _RR_TIMESLICE = "/proc/sys/kernel/sched_rr_timeslice_ms"
 
 
-class SysOps(Protocol):
-    """The operations of a host that the executor needs."""
-
-    def read(self, target: Target) -> Value:
-        """The present value. Raises VanishedError, or WriteError when it cannot be read."""
-        ...
-
-    def write(self, target: Target, value: Value) -> None:
-        """Set the value. Raises VanishedError or WriteError."""
-        ...
-
-    def online(self) -> CpuSet:
-        """The CPUs that are online now."""
-        ...
-
-
 class LiveSysOps:
-    """SysOps on this machine, or on the host that ``root`` (reads) and ``calls`` (writes) give.
+    """The host as the executor uses it: this machine, or the one that ``root`` (reads) and
+    ``calls`` (writes) give.
 
     No root domain is changed before ``budgets_end`` (``Journal.budgets_end``). ``original`` gives
     the value that undo restores for a target (``Journal.original``); that of a pin is noted in
@@ -86,7 +71,7 @@ class LiveSysOps:
         self,
         libvirt_uri: str = "qemu:///system",
         root: HostRoot | None = None,
-        calls: HostCalls | None = None,
+        calls: LiveCalls | None = None,
         budgets_end: float = 0.0,
         original: Callable[[Target], Value | None] = lambda _target: None,
     ) -> None:
@@ -113,14 +98,17 @@ class LiveSysOps:
         }
 
     def read(self, target: Target) -> Value:
+        """The present value. Raises VanishedError, or WriteError when it cannot be read."""
         with self._translated(target):
             return self._read(target)
 
     def write(self, target: Target, value: Value) -> None:
+        """Set the value. Raises VanishedError or WriteError."""
         with self._translated(target):
             self._write(target, value)
 
     def online(self) -> CpuSet:
+        """The CPUs that are online now."""
         return CpuSet.parse(self._root.read(f"{CPUS}/online"))
 
     def _read(self, target: Target) -> Value:
@@ -179,17 +167,15 @@ class LiveSysOps:
         before = self._root.sched_attr(tid)
         leaves = before.cls is SchedClass.DEADLINE and not deadline
         overrun = self._overrun(target.thread) if leaves else 0
-        if leaves and thread.sleeps() and not self._cgroups.partitioned(thread.cgroup()):
+        if leaves and thread.stat().state != "R" and not self._cgroups.partitioned(thread.cgroup()):
             with suppress(OSError):
                 self._calls.set_sched(tid, LEAVING)
-        try:
+        operation = Operation.DEADLINE if deadline else Operation.SCHED
+        with told(operation, str(target), str(sched)):
             if deadline:
                 self._enter_deadline(thread, target, sched)
             else:
                 self._calls.set_sched(tid, sched)
-        except OSError as error:
-            operation = Operation.DEADLINE if deadline else Operation.SCHED
-            raise write_error(operation, error, str(target), str(sched)) from error
         if leaves:
             over = self._clock() + lag_seconds(before, overrun)
             self._budgets_end = max(self._budgets_end, over)
@@ -198,13 +184,13 @@ class LiveSysOps:
         """Make the thread DEADLINE. Raises PendingError if the thread has not run on its CPUs,
         otherwise the OSError of the call."""
         while True:
-            outside = thread.last_cpu() not in thread.affinity()
+            outside = thread.stat().processor not in thread.affinity()
             try:
                 return self._calls.set_sched(target.thread.tid, sched)
             except OSError as error:
                 if error.errno != errno.EPERM:
                     raise
-                cpu, mask = thread.last_cpu(), thread.affinity()
+                cpu, mask = thread.stat().processor, thread.affinity()
                 if cpu not in mask:
                     raise PendingError(
                         f"the thread has not run since it was given CPUs {mask} (last on CPU "
@@ -245,7 +231,7 @@ class LiveSysOps:
         # A single thread moves only within its threaded domain. A kernel thread is a process of
         # its own and may go anywhere as such; a thread of QEMU would take all of QEMU along.
         leaves = "/" not in path or "/" not in thread.cgroup()
-        file = "cgroup.procs" if leaves and thread.kernel() else "cgroup.threads"
+        file = "cgroup.procs" if leaves and thread.stat().kthread else "cgroup.threads"
         try:
             self._calls.write(f"{MOUNT}/{path}/{file}", str(target.thread.tid))
         except OSError as error:
@@ -322,7 +308,7 @@ class LiveSysOps:
             settle(HostThread(self._root, self._calls, key, where), wanted)
 
     def _was(self, target: VcpuPin | EmulatorPin) -> CpuSet | None:
-        """The CPUs to which libvirt pinned before us: ``was`` of ``HostCalls.pin_vcpu``."""
+        """The CPUs to which libvirt pinned before us: ``was`` of ``LiveCalls.pin_vcpu``."""
         original = self._original(target)
         if not isinstance(original, Pin):
             return None
@@ -353,10 +339,8 @@ class LiveSysOps:
     # -- the host
 
     def _write_timeslice(self, target: RrTimeslice, value: TimeSlice) -> None:
-        try:
+        with told(Operation.TIMESLICE, str(target), str(value)):
             self._calls.write(_RR_TIMESLICE, str(value.ms))
-        except OSError as error:
-            raise write_error(Operation.TIMESLICE, error, str(target), str(value)) from error
 
     def _gone_or(self, error: OSError, target: Target) -> WriteError:
         """VanishedError if the target's thread is gone by now, otherwise the error itself as a

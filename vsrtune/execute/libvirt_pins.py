@@ -17,7 +17,7 @@ show the job. Each pin therefore asks libvirt for such a job first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from vsrtune.core.cpuset import CpuSet
@@ -36,39 +36,23 @@ class LibvirtPins:
         self._kept = Connection(uri, WriteError)
 
     def pin_vcpu(self, uuid: str, vcpu: int, cpus: CpuSet, was: CpuSet | None = None) -> None:
-        """``virDomainPinVcpuFlags(LIVE)``, like ``virsh vcpupin --live``. ``was`` as for
-        ``HostCalls.pin_vcpu``."""
-        libvirt = library()
-
-        def pin(domain: Any, cpumap: tuple[bool, ...]) -> None:
-            domain.pinVcpuFlags(vcpu, cpumap, libvirt.VIR_DOMAIN_AFFECT_LIVE)
-
-        self._call(f"domain {uuid} vcpu {vcpu}", uuid, vcpu, cpus, was, pin)
+        """``virDomainPinVcpuFlags(LIVE)``, like ``virsh vcpupin --live``. ``was``: the pin that
+        undo restores, which is noted in the domain; empty when there was none, None when only the
+        domain knows."""
+        self._pin(uuid, vcpu, cpus, was)
 
     def pin_emulator(self, uuid: str, cpus: CpuSet, was: CpuSet | None = None) -> None:
         """``virDomainPinEmulator(LIVE)``, like ``virsh emulatorpin --live``. ``was`` as for
-        ``HostCalls.pin_vcpu``."""
-        libvirt = library()
-
-        def pin(domain: Any, cpumap: tuple[bool, ...]) -> None:
-            domain.pinEmulator(cpumap, libvirt.VIR_DOMAIN_AFFECT_LIVE)
-
-        self._call(f"domain {uuid} emulator", uuid, None, cpus, was, pin)
+        ``pin_vcpu``."""
+        self._pin(uuid, None, cpus, was)
 
     def close(self) -> None:
         """Close the connection; the next pin opens a new one."""
         self._kept.close()
 
-    def _call(
-        self,
-        where: str,
-        uuid: str,
-        which: domain_xml.Which,
-        cpus: CpuSet,
-        was: CpuSet | None,
-        pin: Callable[[Any, tuple[bool, ...]], None],
-    ) -> None:
-        libvirt = library()
+    def _pin(self, uuid: str, which: domain_xml.Which, cpus: CpuSet, was: CpuSet | None) -> None:
+        libvirt, live = library(), library().VIR_DOMAIN_AFFECT_LIVE
+        where = f"domain {uuid} " + ("emulator" if which is None else f"vcpu {which}")
         for attempt in (1, 2):
             connection = self._kept.open()
             domain = None
@@ -80,7 +64,10 @@ class LibvirtPins:
                 notes = xml.ahead(which, cpus, was)
                 if notes != xml.notes or xml.problem:
                     _note(domain, notes)
-                pin(domain, cpumap)
+                if which is None:
+                    domain.pinEmulator(cpumap, live)
+                else:
+                    domain.pinVcpuFlags(which, cpumap, live)
                 left = domain_xml.behind(notes, which, cpus)
                 if left != notes:
                     _note(domain, left)

@@ -12,8 +12,8 @@ import errno
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import FixedError, VanishedError, WriteError
-from vsrtune.execute.errno_table import Operation, write_error
-from vsrtune.execute.syscalls import HostCalls
+from vsrtune.execute.errno_table import Operation, told, write_error
+from vsrtune.execute.syscalls import LiveCalls
 from vsrtune.execute.threads import CPUS
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.interrupts import joined
@@ -29,7 +29,7 @@ _OPERATIONS = {operation.value.removeprefix("write to "): operation for operatio
 class NicWrites:
     """Interrupts and files of devices. Methods raise OSError unless they state otherwise."""
 
-    def __init__(self, root: HostRoot, calls: HostCalls) -> None:
+    def __init__(self, root: HostRoot, calls: LiveCalls) -> None:
         self._root = root
         self._calls = calls
 
@@ -46,10 +46,10 @@ class NicWrites:
         try:
             self._calls.write(path, str(cpus))
         except OSError as error:
-            told = write_error(Operation.IRQ, error, str(target), str(cpus))
+            wrong = write_error(Operation.IRQ, error, str(target), str(cpus))
             if error.errno in _MANAGED:
-                told = FixedError(told.what, where=told.where, hint=told.hint)
-            raise told from error
+                wrong = FixedError(wrong.what, where=wrong.where, hint=wrong.hint)
+            raise wrong from error
 
     def read(self, target: DeviceTarget) -> int | CpuSet:
         """The value in a file of a device. Raises VanishedError."""
@@ -68,11 +68,9 @@ class NicWrites:
         if isinstance(value, CpuSet):
             self._check(str(target), value, empty=True)
         text = value.to_mask() if isinstance(value, CpuSet) else str(value)
-        try:
+        operation = _OPERATIONS.get(path.rpartition("/")[2], Operation.DEVICE)
+        with told(operation, str(target), str(value)):
             self._calls.write(path, text)
-        except OSError as error:
-            operation = _OPERATIONS.get(path.rpartition("/")[2], Operation.DEVICE)
-            raise write_error(operation, error, str(target), str(value)) from error
 
     def _file(self, target: DeviceTarget) -> str:
         """The path of the file; the device may have been renamed."""

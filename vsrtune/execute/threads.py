@@ -11,11 +11,11 @@ from __future__ import annotations
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VanishedError, WriteError
 from vsrtune.execute.cpuset_clear import home_of
-from vsrtune.execute.errno_table import Operation, write_error
-from vsrtune.execute.syscalls import HostCalls
+from vsrtune.execute.errno_table import Operation, told
+from vsrtune.execute.syscalls import LiveCalls
 from vsrtune.host.cgroupfs import MOUNT
 from vsrtune.host.filesystem import HostRoot
-from vsrtune.host.procfs import parse_cgroup, parse_stat, parse_status_allowed
+from vsrtune.host.procfs import Stat, parse_cgroup, parse_stat, parse_status_allowed
 from vsrtune.model.guest import ThreadKey
 
 CPUS = "/sys/devices/system/cpu"
@@ -24,7 +24,7 @@ CPUS = "/sys/devices/system/cpu"
 class HostThread:
     """One thread, as host_writer uses it. Methods raise OSError unless they state otherwise."""
 
-    def __init__(self, root: HostRoot, calls: HostCalls, key: ThreadKey, where: str) -> None:
+    def __init__(self, root: HostRoot, calls: LiveCalls, key: ThreadKey, where: str) -> None:
         self.key = key
         self.where = where
         self._root = root
@@ -34,25 +34,17 @@ class HostThread:
     def check(self) -> None:
         """Raise VanishedError unless the thread is the very one, and alive."""
         try:
-            text = self._root.read(f"{self._base}/stat")
+            stat = self.stat()
         except (FileNotFoundError, ProcessLookupError):
             raise VanishedError("the thread has ended", where=self.where) from None
-        if parse_stat(text).start_time != self.key.start_time:
+        if stat.start_time != self.key.start_time:
             raise VanishedError("the thread has ended, its number is reused", where=self.where)
-        if text.rpartition(")")[2].split()[0] in ("Z", "X"):
+        if stat.state in ("Z", "X"):
             raise VanishedError("the thread has ended", where=self.where)
 
-    def last_cpu(self) -> int:
-        """The CPU the thread last ran on."""
-        return parse_stat(self._root.read(f"{self._base}/stat")).processor
-
-    def sleeps(self) -> bool:
-        """Whether it neither runs nor waits for a CPU."""
-        return self._root.read(f"{self._base}/stat").rpartition(")")[2].split()[0] != "R"
-
-    def kernel(self) -> bool:
-        """Whether it is a kernel thread."""
-        return parse_stat(self._root.read(f"{self._base}/stat")).kthread
+    def stat(self) -> Stat:
+        """Its state, the CPU it last ran on, and whether it is a kernel thread."""
+        return parse_stat(self._root.read(f"{self._base}/stat"))
 
     def affinity(self) -> CpuSet:
         """The thread's mask, as the observer reads it."""
@@ -89,10 +81,8 @@ class HostThread:
 
     def set_cpuset_text(self, text: str) -> None:
         """Write ``cpuset.cpus`` of the thread's home. Raises WriteError."""
-        try:
+        with told(Operation.CPUSET, self.where, text):
             self._calls.write(f"{MOUNT}/{self.home()}/cpuset.cpus", text)
-        except OSError as error:
-            raise write_error(Operation.CPUSET, error, self.where, text) from error
 
     def allowed(self) -> CpuSet | None:
         """The CPUs of the nearest cpuset below the root that confines the thread; None when there
@@ -116,10 +106,8 @@ class HostThread:
         mask = cpus
         if allowed is not None and allowed <= cpus:
             mask = cpus | CpuSet.parse(self._root.read(f"{CPUS}/possible"))
-        try:
+        with told(Operation.AFFINITY, self.where, str(cpus)):
             self._calls.set_affinity(self.key.tid, mask)
-        except OSError as error:
-            raise write_error(Operation.AFFINITY, error, self.where, str(cpus)) from error
 
     def keep_affinity(self, mask: CpuSet) -> None:
         """Give the mask back after a move, as far as the new cpuset allows."""

@@ -50,7 +50,7 @@ def load(paths: Iterable[Path]) -> tuple[Policy, ...]:
     Raises PolicyErrors with every error of every file; two files with the same ``guest`` and user
     are an error that names both.
     """
-    policies, errors = _read_all(paths)
+    policies, errors = read_all(paths)
     if errors:
         raise PolicyErrors(errors)
     return tuple(policies)
@@ -128,24 +128,8 @@ def unsafe(files: Iterable[Path]) -> list[PolicyError]:
     return list(errors.values())
 
 
-def check(paths: Iterable[Path]) -> list[PolicyError]:
-    """Every error of the files, empty when there is none. A directory stands for its files; as in
-    the daemon, it is an error when others could write them."""
-    files: list[Path] = []
-    insecure: list[PolicyError] = []
-    for path in paths:
-        if path.is_dir():
-            inside = files_in([path])
-            insecure += unsafe(inside)
-            files += inside
-        else:
-            files.append(path)
-    _, errors = _read_all(files)
-    errors[:0] = insecure
-    return errors
-
-
-def _read_all(paths: Iterable[Path]) -> tuple[list[Policy], list[PolicyError]]:
+def read_all(paths: Iterable[Path]) -> tuple[list[Policy], list[PolicyError]]:
+    """The policies of the files that are good, and every error of the others."""
     policies: list[Policy] = []
     errors: list[PolicyError] = []
     first: dict[tuple[str, str | int], Policy] = {}

@@ -9,10 +9,9 @@ from collections.abc import Callable, Iterator
 from typing import TypeVar
 
 from vsrtune.host.cpus import parse_cpu_times
-from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.filesystem import HostRoot, text_of
 from vsrtune.host.interrupts import parse_counts
 from vsrtune.host.netdev import Device, NetReader, parse_softnet
-from vsrtune.model.guest import Interface
 from vsrtune.model.load import DropPlace, HostSample
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe.load import read_schedstat
@@ -36,7 +35,7 @@ def take(
         at_ns=clock(),
         threads={key: one for key, one in readings.items() if one is not None},
         cpus=_parsed(root, "/proc/stat", parse_cpu_times),
-        drops=dict(_drops(root, snapshot)),
+        drops={spot: count for spot, count in _drops(root, snapshot) if count is not None},
         interrupts=_parsed(root, "/proc/interrupts", parse_counts),
     )
 
@@ -61,9 +60,8 @@ def frames(root: HostRoot, snapshot: Snapshot) -> tuple[int, int]:
             received += counters.rx_received
             came = ()
         # For a macvtap, macvlan_handle_frame counts before the ring.
-        spot = DropPlace(name, "")
-        received += sum(n for c in came for _, n in _counter(root, device, spot, c))
-        sent += sum(n for _, n in _counter(root, device, spot, went))
+        received += sum(_counter(root, device, one) or 0 for one in came)
+        sent += _counter(root, device, went) or 0
     return received, sent
 
 
@@ -74,7 +72,8 @@ def _parsed(root: HostRoot, path: str, parse: Callable[[str], dict[int, T]]) -> 
         return {}
 
 
-def _drops(root: HostRoot, snapshot: Snapshot) -> Iterator[tuple[DropPlace, int]]:
+def _drops(root: HostRoot, snapshot: Snapshot) -> Iterator[tuple[DropPlace, int | None]]:
+    """The frames dropped at each place; None where that cannot be read."""
     backlogs = _parsed(root, "/proc/net/softnet_stat", lambda text: dict(parse_softnet(text)))
     for cpu, dropped in backlogs.items():
         yield DropPlace(f"CPU {cpu}", "backlog"), dropped
@@ -83,36 +82,23 @@ def _drops(root: HostRoot, snapshot: Snapshot) -> Iterator[tuple[DropPlace, int]
         device = net.device(name)
         if device is not None:
             for counter in _LOWER:
-                yield from _counter(root, device, DropPlace(name, counter), counter)
+                yield DropPlace(name, counter), _counter(root, device, counter)
     for guest in snapshot.guests:
         for interface in guest.interfaces:
-            yield from _of_tap(root, net, guest.ref, interface)
+            device = net.device(interface.target)
+            for place, count in _of_tap(root, net, device) if device is not None else ():
+                yield DropPlace(interface.target, place, guest.ref), count
 
 
-def _of_tap(
-    root: HostRoot, net: NetReader, ref: str, interface: Interface
-) -> Iterator[tuple[DropPlace, int]]:
-    name = interface.target
-    device = net.device(name)
-    if device is None:
-        return
+def _of_tap(root: HostRoot, net: NetReader, device: Device) -> tuple[tuple[str, int | None], ...]:
     counters = net.counters(device)
     if counters is not None:
-        for place, dropped in counters.dropped:
-            yield DropPlace(name, place, ref), dropped
-        if counters.tx_dropped is not None:
-            yield DropPlace(name, "tx_dropped", ref), counters.tx_dropped
-        return
+        return (*counters.dropped, ("tx_dropped", counters.tx_dropped))
     # A macvtap receives the frames for its guest; a tun device sends them.
     ring, other = ("tx_dropped", "rx_dropped") if device.tun else ("rx_dropped", "tx_dropped")
-    yield from _counter(root, device, DropPlace(name, "ring", ref), ring)
-    yield from _counter(root, device, DropPlace(name, other, ref), other)
+    return ("ring", _counter(root, device, ring)), (other, _counter(root, device, other))
 
 
-def _counter(
-    root: HostRoot, device: Device, spot: DropPlace, counter: str
-) -> Iterator[tuple[DropPlace, int]]:
-    try:
-        yield spot, int(root.read(f"{device.path}/statistics/{counter}"))
-    except (OSError, ValueError):
-        return
+def _counter(root: HostRoot, device: Device, counter: str) -> int | None:
+    text = text_of(root, f"{device.path}/statistics/{counter}")
+    return int(text) if text is not None and text.isdecimal() else None

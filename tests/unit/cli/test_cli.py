@@ -64,8 +64,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
     for module in ("cli.show", "cli.plan", "cli.apply"):
         monkeypatch.setattr(f"vsrtune.{module}.observe", observe)
-    monkeypatch.setattr("vsrtune.host.filesystem.boot_id", lambda: samples.BOOT)
-    monkeypatch.setattr("vsrtune.execute.host_writer.LiveSysOps", lambda **_: host)
+    for module in ("cli.options", "cli.apply", "cli.show"):
+        monkeypatch.setattr(f"vsrtune.{module}.boot_id", lambda: samples.BOOT)
+    monkeypatch.setattr("vsrtune.cli.apply.LiveSysOps", lambda **_: host)
     monkeypatch.setenv("VSRTUNE_POLICIES", str(run.policies))
     monkeypatch.setenv("VSRTUNE_JOURNAL", str(run.journal))
     return run

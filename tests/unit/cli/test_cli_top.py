@@ -71,7 +71,7 @@ def test_a_plan_that_cannot_be_made_is_a_note(
         raise PlanError("CPU 0 would have no housekeeping")
 
     (policies / "p.yaml").write_text(POLICY)
-    monkeypatch.setattr("vsrtune.plan.full_plan.full_plan", fail)
+    monkeypatch.setattr("vsrtune.cli.top_source.full_plan", fail)
     assert main.run([*FAST, "--once"]) == 0
     assert "CPU 0 would have no housekeeping" in capsys.readouterr().out
 

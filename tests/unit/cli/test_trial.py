@@ -250,9 +250,10 @@ def tried(
         monkeypatch.setattr(f"vsrtune.{module}.observe", lambda *_: found.host.snapshot)
     for module in ("cli.trial.run", "bench.setup.tuning"):
         monkeypatch.setattr(f"vsrtune.{module}.live_observer", lambda *_: found.host)
-    for module in ("execute.host_writer", "bench.setup.tuning"):
+    for module in ("cli.apply", "bench.setup.tuning"):
         monkeypatch.setattr(f"vsrtune.{module}.LiveSysOps", lambda *_a, **_k: found.host)
-    monkeypatch.setattr("vsrtune.host.filesystem.boot_id", lambda: samples.BOOT)
+    for module in ("cli.options", "cli.apply", "cli.trial.command"):
+        monkeypatch.setattr(f"vsrtune.{module}.boot_id", lambda: samples.BOOT)
     monkeypatch.setenv("VSRTUNE_POLICIES", str(found.policies))
     monkeypatch.setenv("VSRTUNE_JOURNAL", str(found.journal))
     yield found

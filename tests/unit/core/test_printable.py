@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from vsrtune.cli import main, options
-from vsrtune.cli.main import complain
+from vsrtune.cli.render import complain
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.text import printable, printable_lines
 from vsrtune.views import layout

@@ -25,7 +25,7 @@ def test_systemd_receives_every_state(
     pytest.importorskip("systemd.daemon")
     monkeypatch.setenv("WATCHDOG_USEC", "60000000")
     monkeypatch.delenv("WATCHDOG_PID", raising=False)
-    notifier = systemd.from_environment()
+    notifier = systemd.Notifier()
     assert notifier.watchdog_seconds == 60
     heard = []
     for call in (notifier.ready, notifier.ping, notifier.reloading, notifier.stopping):
@@ -38,8 +38,10 @@ def test_systemd_receives_every_state(
     assert heard[3:] == ["STOPPING=1", "STATUS=2 guests tuned, 1 drift"]
 
 
-def test_without_a_listener_nothing_happens() -> None:
-    notifier = systemd.from_environment({})
+def test_without_a_listener_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC"):
+        monkeypatch.delenv(name, raising=False)
+    notifier = systemd.Notifier()
     for call in (notifier.ready, notifier.ping, notifier.reloading, notifier.stopping):
         call()
     notifier.status("x")

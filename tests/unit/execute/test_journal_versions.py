@@ -21,7 +21,7 @@ from vsrtune.cli import main
 from vsrtune.core.errors import JournalError
 from vsrtune.daemon.loop import Daemon
 from vsrtune.daemon.reconciler import Reconciler
-from vsrtune.daemon.systemd import NullNotifier
+from vsrtune.daemon.systemd import Notifier
 from vsrtune.execute.executor import recover, undo
 from vsrtune.execute.journal import Journal, read_entries
 from vsrtune.policy.parser import parse
@@ -110,7 +110,7 @@ class TestOfThisBoot:
         caplog.set_level("INFO", "vsrtune")
         with Journal.open(path, before.host.boot_id) as journal:
             passes = Reconciler(host, host, journal, policies)
-            daemon = Daemon(passes, lambda: policies, NullNotifier())
+            daemon = Daemon(passes, lambda: policies, Notifier())
             daemon.ask_stop()
             assert daemon.run() == 1, "what the other version has set is still there"
         assert (host.snapshot, host.writes) == (before, 0)
@@ -142,7 +142,7 @@ class TestOfThisBoot:
         capsys: pytest.CaptureFixture[str],
     ) -> None:
         boot = FakeHost().snapshot.host.boot_id
-        monkeypatch.setattr("vsrtune.host.filesystem.boot_id", lambda: boot)
+        monkeypatch.setattr("vsrtune.cli.apply.boot_id", lambda: boot)
         words = ["undo", "--journal", str(path), "--attach-ledger", f"{path}.none"]
         assert main.run(words) == 1
         assert "version 2 of the journal's format" in capsys.readouterr().err

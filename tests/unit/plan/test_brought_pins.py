@@ -357,8 +357,8 @@ class TestBrought:
         capsys: pytest.CaptureFixture[str],
     ) -> None:
         monkeypatch.setattr("vsrtune.cli.apply._with_libvirt_guests", lambda _: host.observe())
-        monkeypatch.setattr("vsrtune.execute.host_writer.LiveSysOps", lambda **_: host)
-        monkeypatch.setattr("vsrtune.host.filesystem.boot_id", lambda: samples.BOOT)
+        monkeypatch.setattr("vsrtune.cli.apply.LiveSysOps", lambda **_: host)
+        monkeypatch.setattr("vsrtune.cli.apply.boot_id", lambda: samples.BOOT)
         (tmp_path / "j").touch()
         (tmp_path / "l").touch()
         words = ["undo", "--journal", str(tmp_path / "j"), "--attach-ledger", str(tmp_path / "l")]
@@ -376,8 +376,8 @@ class TestBrought:
         (policies / "a.yaml").write_text(POLICY)
         monkeypatch.setattr("vsrtune.cli.apply.observe", lambda *_: host.observe())
         monkeypatch.setattr("vsrtune.cli.apply._with_libvirt_guests", lambda _: host.observe())
-        monkeypatch.setattr("vsrtune.execute.host_writer.LiveSysOps", lambda **_: host)
-        monkeypatch.setattr("vsrtune.host.filesystem.boot_id", lambda: samples.BOOT)
+        monkeypatch.setattr("vsrtune.cli.apply.LiveSysOps", lambda **_: host)
+        monkeypatch.setattr("vsrtune.cli.apply.boot_id", lambda: samples.BOOT)
         more = ["--journal", str(tmp_path / "j"), "--attach-ledger", str(tmp_path / "l")]
         assert main.run(["apply", "--policies", str(policies), *more]) == 0
         assert host.snapshot.guests[0].by_role(Role.VHOST)[0].affinity == TWO

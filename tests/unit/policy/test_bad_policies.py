@@ -21,7 +21,7 @@ from vsrtune.core.errors import PolicyError
 from vsrtune.model.guest import Role
 from vsrtune.model.plan import Refusal
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.observe.config_files import check, load
+from vsrtune.observe.config_files import load, read_all
 from vsrtune.plan.planner import plan
 
 CASES = Path(__file__).resolve().parents[2] / "bad_policies"
@@ -85,7 +85,7 @@ MADE: dict[str, tuple[bytes, str]] = {
 def messages(policy: bytes, on: Snapshot | None = None) -> list[str]:
     """What is said of the policy in ``policy.yaml`` here."""
     Path("policy.yaml").write_bytes(policy)
-    errors = check([Path("policy.yaml")])
+    errors = read_all([Path("policy.yaml")])[1]
     if on is not None and not errors:
         refusals = plan(on, load([Path("policy.yaml")])).refusals
         errors = [_error(r) for r in refusals]

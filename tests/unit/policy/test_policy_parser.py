@@ -16,7 +16,7 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import PolicyError
 from vsrtune.model.guest import Sched, SchedClass
 from vsrtune.model.targets import TxQueueLen
-from vsrtune.observe.config_files import check, files_in, load, load_dirs, read_policy
+from vsrtune.observe.config_files import files_in, load, load_dirs, read_all, read_policy, unsafe
 from vsrtune.plan.planner import plan
 from vsrtune.policy.model import AUTO, Policy, PolicyErrors, SchedRule
 from vsrtune.policy.parser import literal, parse
@@ -203,7 +203,7 @@ def test_no_key_may_go_without_a_value(keys: tuple[str, ...]) -> None:
 def test_ready_policies_are_good(path: Path, count: int) -> None:
     online = f"0-{count - 1}"
     on = snapshot(router(online=online), on=host(count, [nic("p0", "0"), nic("p1", "0")]))
-    assert check([path]) == []
+    assert read_all([path])[1] == []
     policy = read_policy(path)
     assert policy.desired(TxQueueLen) is None
     made = plan(on, (policy,))
@@ -235,7 +235,7 @@ def test_directories(tmp_path: Path) -> None:
     dirs = [vendor, own, tmp_path / "absent"]
     assert files_in(dirs) == [own / "a.yaml", vendor / "b.yml"]
     assert [p.desired(TxQueueLen) for p in load_dirs(dirs)] == [20, None]
-    assert check([vendor]) == []
+    assert read_all(files_in([vendor]))[1] == []
 
 
 def test_same_guest_twice_names_both_files(tmp_path: Path) -> None:
@@ -267,8 +267,8 @@ def test_a_file_that_others_may_write(tmp_path: Path, mode: int) -> None:
     (error,) = caught.value.errors
     assert (error.where, error.hint) == (str(path), f"chmod go-w {path}")
     assert f"mode {mode:04o}" in error.what
-    assert len(check([tmp_path])) == 1
-    assert check([path]) == [], "a file that is named is somebody's draft"
+    assert [e.where for e in unsafe([path])] == [error.where]
+    assert read_all([path])[1] == [], "a file that is named is somebody's draft"
     path.chmod(0o644)
     assert len(load_dirs([tmp_path])) == 1
 
@@ -301,12 +301,12 @@ def test_a_file_of_somebody_else(tmp_path: Path) -> None:
 def test_what_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "dir.yaml").mkdir()
     (tmp_path / "gone.yaml").symlink_to(tmp_path / "nowhere")
-    errors = check([tmp_path])
+    errors = read_all(files_in([tmp_path]))[1]
     assert [(e.where, e.what) for e in errors] == [
         (f"{tmp_path}/dir.yaml:1", "this is no regular file"),
         (f"{tmp_path}/gone.yaml:1", "the file cannot be read: No such file or directory"),
     ]
-    assert check([tmp_path / "absent.yaml"])[0].what.startswith("the file cannot be read")
+    assert read_all([tmp_path / "absent.yaml"])[1][0].what.startswith("the file cannot be read")
 
 
 def test_large_file_cut_within_a_character(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """An imitated kernel and libvirt, for tests of what writes to a host.
 
 FakeKernel serves the reads of ``filesystem.HostRoot`` and the calls of
-``syscalls.HostCalls``; ``ops()`` puts the real LiveSysOps on top, so its rules are
+``syscalls.LiveCalls``; ``ops()`` puts the real LiveSysOps on top, so its rules are
 what is tested. Affinities follow the kernel named: 6.1 forgets a thread's own
 mask when its cpuset is written or it is moved, 6.12 remembers it (``user_cpus_ptr``).
 
@@ -231,7 +231,7 @@ class FakeKernel:
             for cpu in CpuSet.parse(cgroup.get("exclusive") or cgroup["cpus"])
         )
 
-    # -- HostCalls
+    # -- LiveCalls
 
     def write(self, path: str, text: str) -> None:
         with _Point(self, f"write {path} {text}"):

@@ -1,6 +1,6 @@
 """One script of writes and reads that a real kernel and the imitated one must answer alike.
 
-``play`` runs it on whatever has the calls of syscalls.HostCalls and the reads of
+``play`` runs it on whatever has the calls of syscalls.LiveCalls and the reads of
 filesystem.HostRoot, and returns the answer to each step: the errno of a refused write, and all
 values that can be read afterwards. tests/lab/inside/test_imitation.py plays it on the lab's
 kernel and on FakeKernel.
@@ -27,7 +27,7 @@ FIFO = Sched(SchedClass.FIFO, 10, reset_on_fork=True)
 
 
 class Calls(Protocol):
-    """The writes of syscalls.HostCalls that the script uses."""
+    """The writes of syscalls.LiveCalls that the script uses."""
 
     def write(self, path: str, text: str) -> None: ...
     def mkdir(self, path: str) -> None: ...

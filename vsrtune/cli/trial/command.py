@@ -7,12 +7,15 @@ import shlex
 import time
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
+from vsrtune.attach.plan.requests import batches
+from vsrtune.attach.signals import held
+from vsrtune.bench.setup.tuning import Tuner
+from vsrtune.cli import attachments
 from vsrtune.cli.options import (
     Duration,
     StatePlaces,
@@ -25,17 +28,23 @@ from vsrtune.cli.options import (
     readable_policies,
     running_guest,
 )
-from vsrtune.cli.render import say
+from vsrtune.cli.render import print_json, say, show
+from vsrtune.cli.trial import guardian, rule
+from vsrtune.cli.trial import run as trial_run
+from vsrtune.cli.trial.rule import TrialTurn, TrialVerdict
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
+from vsrtune.execute.journal import Journal
+from vsrtune.host.filesystem import boot_id
+from vsrtune.model.guest import Guest
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.observe.config_files import SUFFIXES, load_dirs, read_policy
+from vsrtune.plan.full_plan import full_plan
+from vsrtune.plan.starter_policy import policy_name, start
+from vsrtune.policy.matching import Match, match, policies_of
+from vsrtune.policy.model import Policy
+from vsrtune.policy.parser import parse
 from vsrtune.views import tables
-
-if TYPE_CHECKING:
-    from vsrtune.cli.trial.rule import TrialTurn, TrialVerdict
-    from vsrtune.execute.journal import Journal
-    from vsrtune.model.guest import Guest
-    from vsrtune.model.snapshot import Snapshot
-    from vsrtune.policy.model import Policy
 
 _LEAST_SECONDS, _MOST_SECONDS = 24.0, 600.0
 
@@ -84,15 +93,6 @@ def try_(
     Exit codes: 0 the trial was made, 1 something failed, 2 the policy is wrong, 5 it is refused,
     6 nothing was decided: too little traffic, or too many turns were left out.
     """
-    from vsrtune.attach.signals import held
-    from vsrtune.bench.setup.tuning import Tuner
-    from vsrtune.cli import render
-    from vsrtune.cli.trial import guardian, rule
-    from vsrtune.cli.trial import run as trial_run
-    from vsrtune.execute.journal import Journal
-    from vsrtune.host.filesystem import boot_id
-    from vsrtune.plan.full_plan import full_plan
-
     snapshot = observe(None, places.uri, 0.0, _known(subject, policy_dirs))
     policy, permanent = _chosen(subject, snapshot, policy_dirs)
     guests = _guests(policy, snapshot)
@@ -102,7 +102,7 @@ def try_(
         _check_untuned(opened, places.ledger)
         made = full_plan(snapshot, [policy], (), reassert=True)
         if not as_json:
-            render.show(tables.plan_tables(made))
+            show(tables.plan_tables(made))
         if made.refusals:
             return ExitCode.REFUSED
         if not made.actions:
@@ -141,7 +141,7 @@ def try_(
     if as_json:
         _print_json(policy, guests, turns, verdict, keep)
     else:
-        render.show([rule.table(turns)])
+        show([rule.table(turns)])
         for text in verdict.text:
             say(text)
         click.echo(
@@ -153,26 +153,17 @@ def try_(
 
 
 def _is_file(subject: str) -> bool:
-    from vsrtune.observe.config_files import SUFFIXES
-
     path = Path(subject)
     return path.is_file() or path.suffix in SUFFIXES
 
 
 def _known(subject: str, dirs: tuple[Path, ...]) -> tuple[Policy, ...]:
     """The policies that say whose plain QEMUs may be observed."""
-    from vsrtune.observe.config_files import read_policy
-
     return (read_policy(Path(subject)),) if _is_file(subject) else readable_policies(dirs)
 
 
 def _chosen(subject: str, snapshot: Snapshot, dirs: tuple[Path, ...]) -> tuple[Policy, str]:
     """The policy to try, and how to make it permanent. Raises VsrtuneError."""
-    from vsrtune.observe.config_files import load_dirs, read_policy
-    from vsrtune.plan.starter_policy import policy_name, start
-    from vsrtune.policy.matching import policies_of
-    from vsrtune.policy.parser import parse
-
     enable = "systemctl enable --now vsrtune"
     if _is_file(subject):
         return read_policy(Path(subject)), f"cp {shlex.quote(subject)} {dirs[-1]}/ && {enable}"
@@ -198,8 +189,6 @@ def _chosen(subject: str, snapshot: Snapshot, dirs: tuple[Path, ...]) -> tuple[P
 
 def _guests(policy: Policy, snapshot: Snapshot) -> list[Guest]:
     """The running guests that the policy names. Raises VsrtuneError when there are none."""
-    from vsrtune.policy.matching import Match, match
-
     found = [g for g in snapshot.guests if match(policy, g) is not Match.NONE]
     if not found:
         raise VsrtuneError(
@@ -213,12 +202,9 @@ def _guests(policy: Policy, snapshot: Snapshot) -> list[Guest]:
 def _check_attachment(policy: Policy, places: StatePlaces) -> None:
     """Raises VsrtuneError when the policy asks for a switch of attachments: a switch stops the
     traffic for seconds, so it cannot be tried in turns."""
-    from vsrtune.attach.plan.requests import batches
-    from vsrtune.cli import attachments
-
     if policy.attachment is None:
         return
-    if attachments.preview(lambda host, _: batches(host, [policy]), places):
+    if batches(attachments.look(places), [policy]):
         raise VsrtuneError(
             f"the guests are not on {policy.attachment} yet, which is not tried in turns",
             where=policy.at("attachment"),
@@ -228,8 +214,6 @@ def _check_attachment(policy: Policy, places: StatePlaces) -> None:
 
 def _check_untuned(journal: Journal, ledger: Path) -> None:
     """Raises VsrtuneError when the host is not at its original, with which the trial compares."""
-    from vsrtune.cli import attachments
-
     live = len(journal.entries())
     if live or attachments.concerned((), ledger):
         raise VsrtuneError(
@@ -247,8 +231,6 @@ def _print_json(
     verdict: TrialVerdict,
     kept: bool,
 ) -> None:
-    import json
-
     words = {True: "better", False: "not better", None: "undecided"}
     print_ready = {
         "policy": policy.path,
@@ -260,6 +242,6 @@ def _print_json(
         "left_out": verdict.left_out,
         "kept": kept,
         "text": verdict.text,
-        "turns": [asdict(t) for t in turns],
+        "turns": turns,
     }
-    click.echo(json.dumps(print_ready, indent=2, ensure_ascii=False))
+    print_json(print_ready)

@@ -238,18 +238,11 @@ def undo_until_done(journal: Path) -> int:
 def main() -> int:
     """The guardian. The environment names what it guards."""
     # Import before use: by then the host may be too busy, or the package removed.
-    from vsrtune.cli import (
-        apply,  # noqa: F401
-        attachments,  # noqa: F401
-    )
-    from vsrtune.daemon import systemd
-    from vsrtune.execute import (
-        executor,  # noqa: F401
-        host_writer,  # noqa: F401
-    )
+    from vsrtune.cli import apply  # noqa: F401
+    from vsrtune.daemon.systemd import Notifier
 
     journal = Path(os.environ["VSRTUNE_JOURNAL"])
-    systemd.from_environment().ready()
+    Notifier().ready()
     os.write(1, _READY)
     if "NOTIFY_SOCKET" not in os.environ:
         # The command that reads this may be gone before the next output.
