@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping
 from typing import Protocol
 
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.text import printable
 
 
@@ -52,10 +53,17 @@ class NullNotifier:
 
 
 class SystemdNotifier:
-    """The notification socket of the service manager, through systemd.daemon."""
+    """The notification socket of the service manager, through systemd.daemon. Raises
+    VsrtuneError without it."""
 
     def __init__(self, watchdog_seconds: float | None) -> None:
-        from systemd import daemon  # imported late: only the daemon needs it
+        try:
+            from systemd import daemon  # imported late: only the daemon needs it
+        except ImportError as error:
+            raise VsrtuneError(
+                "systemd's Python binding is missing, and the unit waits for it",
+                hint="install python3-systemd, or with pip: vsrtune[systemd]",
+            ) from error
 
         self._notify = daemon.notify
         self.watchdog_seconds = watchdog_seconds

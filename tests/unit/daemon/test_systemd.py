@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.daemon import systemd
 
 
@@ -36,6 +38,15 @@ def test_systemd_receives_every_state(
     assert heard[:2] == ["READY=1", "WATCHDOG=1"]
     assert heard[2].startswith("RELOADING=1\nMONOTONIC_USEC=")
     assert heard[3:] == ["STOPPING=1", "STATUS=2 guests tuned, 1 drift"]
+
+
+def test_without_the_binding_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "systemd", None)
+    with pytest.raises(VsrtuneError) as caught:
+        systemd.from_environment({"NOTIFY_SOCKET": "/run/systemd/notify"})
+    assert "python3-systemd" in caught.value.hint
 
 
 def test_without_a_listener_nothing_happens() -> None:

@@ -61,11 +61,39 @@ def test_setup_cfg_is_where_the_metadata_come_from(wheel: zipfile.ZipFile) -> No
     metadata = email.message_from_bytes(wheel.read(name))
     assert metadata["Name"] == config["metadata"]["name"]
     assert metadata["Version"] == config["metadata"]["version"]
+    extras = [
+        f'{line}; extra == "{extra}"'
+        for extra, lines in config["options.extras_require"].items()
+        for line in lines.split()
+    ]
     assert sorted(metadata.get_all("Requires-Dist", [])) == sorted(
-        config["options"]["install_requires"].split()
+        config["options"]["install_requires"].split() + extras
     )
     (scripts,) = [n for n in wheel.namelist() if n.endswith(".dist-info/entry_points.txt")]
     assert "vsrtune = vsrtune.cli.main:main" in wheel.read(scripts).decode()
+
+
+def test_installed_by_pip_it_works_with_its_files(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    """In an environment of its own; the libraries are Debian's."""
+    environment, python = tmp_path / "venv", tmp_path / "venv/bin/python"
+    words = ["venv", "--system-site-packages", "--without-pip", str(environment)]
+    subprocess.run(["/usr/bin/python3", "-m", *words], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-index",
+         "--no-deps", "--disable-pip-version-check", str(wheel.filename)], check=True,
+    )  # fmt: skip
+    code = (
+        "from vsrtune.bench.report.files import page as _; from vsrtune.daemon import http;"
+        "print(http.__file__, http.policy(), http._template())"
+    )
+    for command, said in (
+        ([environment / "bin/vsrtune", "--help"], "vsrtune undo"),
+        ([environment / "bin/vsrtune", "policy", "init", "--help"], "--output"),
+        ([python, "-I", "-c", code], str(environment)),
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert done.returncode == 0, done.stderr
+        assert said in done.stdout
 
 
 def _required() -> dict[str, str]:
@@ -73,11 +101,12 @@ def _required() -> dict[str, str]:
     config = configparser.ConfigParser()
     config.read(TREE / "setup.cfg")
     found = {}
-    for line in config["options"]["install_requires"].split():
+    lines = config["options"]["install_requires"] + config["options.extras_require"]["systemd"]
+    for line in lines.split():
         name, lowest = re.fullmatch(r"([\w.-]+?)(?:<[\d.]+,)?>=([\d.]+)", line).groups()  # type: ignore[union-attr]
         short = {"libvirt-python": "libvirt", "systemd-python": "systemd"}.get(name, name)
         found[f"python3-{short.lower()}"] = lowest
-    # The package brings it along (debian/vendor.txt); the tests have it from PyPI.
+    # The package brings it along (debian/vendor); the tests have it from PyPI.
     del found["python3-qemu.qmp"]
     return found
 
