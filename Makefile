@@ -13,7 +13,10 @@ setup: ## Debian packages and the development environment, outside the tree
 lint: setup ## ruff and mypy --strict
 	@venv=$$(tests/setup) && \
 	echo "== lint: ruff" && $$venv/bin/ruff check . && $$venv/bin/ruff format --check . && \
-	echo "== lint: mypy --strict" && $$venv/bin/mypy
+	echo "== lint: mypy --strict" && $$venv/bin/mypy && \
+	echo "== lint: shellcheck" && grep -rlE --exclude-dir=.git --exclude='*.md' '^#!/bin/(ba)?sh' . | \
+	xargs $$venv/bin/shellcheck --exclude=SC1091 && \
+	echo "== lint: yamllint" && $$venv/bin/yamllint --strict docs policies debian
 
 unit: setup ## pure tests: recorded hosts, cases, fault injection
 	@echo "== unit tests" && tests/run tests/unit
