@@ -1,7 +1,8 @@
 # Everything a developer or CI runs. `make demo` and `make test` set up what they need.
 .DEFAULT_GOAL := help
-.PHONY: help setup lint unit netns kmod lab pair test test-all browser screenshots fuzz mutants demo soak events results bench-scale format clean
+.PHONY: help setup deb release lint unit netns kmod lab pair test test-all browser screenshots fuzz mutants demo soak events results bench-scale format clean
 SHELL := /bin/bash
+CACHE = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/vsrtune
 SUITE := tests/unit tests/browser tests/netns tests/lab
 
 help: ## this list
@@ -10,10 +11,20 @@ help: ## this list
 setup: ## Debian packages and the development environment, outside the tree
 	@tests/setup >/dev/null && tests/promtool
 
-lint: setup ## ruff and mypy --strict
+deb: ## the .deb files of the working tree, outside it (OUT=DIR); needs neither a lab nor a network
+	@mkdir -p $(or $(OUT),$(CACHE)/debs) && \
+	tests/lab/lab package --output $(or $(OUT),$(CACHE)/debs)
+
+release: ## .deb files, source, checksums and news of HEAD, outside the tree (OUT=DIR)
+	@tests/release $(or $(OUT),$(CACHE)/release)
+
+lint: setup ## ruff, mypy --strict, shellcheck, yamllint
 	@venv=$$(tests/setup) && \
 	echo "== lint: ruff" && $$venv/bin/ruff check . && $$venv/bin/ruff format --check . && \
-	echo "== lint: mypy --strict" && $$venv/bin/mypy
+	echo "== lint: mypy --strict" && $$venv/bin/mypy && \
+	echo "== lint: shellcheck" && grep -rlE --exclude-dir=.git --exclude='*.md' '^#!/bin/(ba)?sh' . | \
+	xargs $$venv/bin/shellcheck --exclude=SC1091 && \
+	echo "== lint: yamllint" && $$venv/bin/yamllint --strict docs policies debian
 
 unit: setup ## pure tests: recorded hosts, cases, fault injection
 	@echo "== unit tests" && tests/run tests/unit

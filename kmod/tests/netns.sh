@@ -24,6 +24,9 @@
 # passed; the first that fails ends it. A step fails, too, when the kernel
 # complains of itself meanwhile, in its log or by a new taint.
 
+# $frames is two words, counters are numbers; `A && B || die` dies where either fails; until_true
+# calls functions; sh -c gets its own text.
+# shellcheck disable=SC2015,SC2016,SC2086,SC2329
 set -u
 here=$(dirname "$(readlink -f "$0")")
 frames="python3 $here/frames.py"
@@ -66,7 +69,7 @@ load() {
 # stat NS DEVICE NAME: one counter
 stat() { in_ns "$1" ethtool -S "$2" | awk -v n="$3:" '$1 == n { print $2 }'; }
 # expect WHAT GOT OPERATOR WANTED
-expect() { [ "$2" "$3" "$4" ] || die "$1 is $2, expected $3 $4"; }
+expect() { test "$2" "$3" "$4" || die "$1 is $2, expected $3 $4"; }
 # until_true SECONDS COMMAND...
 until_true() {
 	local n=$(($1 * 10)); shift

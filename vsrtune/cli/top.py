@@ -84,7 +84,7 @@ def top(
             frames = _frames(host, only, interval, Keys())
             _print(frames, 1 if single else count, as_json, wide)
         else:
-            _watch(host, only, interval, count)
+            return _watch(host, only, interval, count)
     except KeyboardInterrupt:
         # Ctrl-C is how to end the live view; of a single frame, the frame is missing.
         return ExitCode.INTERRUPTED if single else ExitCode.DONE
@@ -134,23 +134,29 @@ def _print(frames: Iterator[Frame], count: int | None, as_json: bool, wide: bool
             return
 
 
-def _watch(host: TopHost, only: frozenset[str], interval: float, count: int | None) -> None:
-    """Show frames on the whole terminal, until a key or ``count`` frames end it."""
+def _watch(host: TopHost, only: frozenset[str], interval: float, count: int | None) -> int:
+    """Show frames on the whole terminal, until a key, SIGTERM or ``count`` frames end it. Return
+    the exit code."""
     from rich.console import Console
     from rich.live import Live
 
     from vsrtune.cli.top_view import view
 
-    def terminated(number: int, _frame: object) -> None:
-        raise SystemExit(128 + number)  # not at once: the terminal is restored first
-
-    signal.signal(signal.SIGTERM, terminated)
+    # The terminal is restored before the end. The signal is waited for as keys are: the handler
+    # runs between two instructions of Python, and one that raised would not run before the end of
+    # a select() that begins after the signal came.
+    came: list[int] = []
+    signals, wakeup = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+    signal.set_wakeup_fd(wakeup)
+    signal.signal(signal.SIGTERM, lambda number, _: came.append(number))
     console = Console(highlight=False)
-    with listening() as keys, Live(console=console, screen=True, auto_refresh=False) as live:
+    screen = Live(console=console, screen=True, auto_refresh=False)
+    with listening(signals) as keys, screen as live:
         for number, frame in enumerate(_frames(host, only, interval, keys, first=True)):
             live.update(view(frame, *console.size), refresh=True)
             if number == count:
-                return
+                break
+    return 128 + came[0] if came else ExitCode.DONE
 
 
 # Keys that quit; the last is Ctrl-C.
@@ -160,32 +166,35 @@ _LOCAL = 3
 
 
 class Keys:
-    """The keys typed on the terminal ``descriptor``; None: nobody is there to type."""
+    """The keys typed on ``terminal``; None: nobody is there to type. ``signals`` can be read from
+    once a signal ends the view."""
 
-    def __init__(self, descriptor: int | None = None) -> None:
-        self._descriptor = descriptor
+    def __init__(self, terminal: int | None = None, signals: int | None = None) -> None:
+        self._sources = [source for source in (signals, terminal) if source is not None]
+        self._signals = signals
 
     def wait(self, seconds: float) -> bool:
-        """Wait for ``seconds``; True at once when the operator quits or the terminal is gone."""
+        """Wait for ``seconds``; True at once when the operator quits, a signal ends the view, or
+        the terminal is gone. What came before counts, also where there is no time to wait."""
         end = time.monotonic() + seconds
-        while (left := end - time.monotonic()) > 0:
-            if self._descriptor is None:
-                time.sleep(left)
-                break
-            ready, _, _ = select.select([self._descriptor], [], [], left)
-            if ready:
-                typed = os.read(self._descriptor, 64)
-                if not typed or _QUIT.intersection(typed):
-                    return True
-        return False
+        while True:
+            left = max(0.0, end - time.monotonic())
+            ready, _, _ = select.select(self._sources, [], [], left)
+            if not ready:
+                return False
+            if ready[0] == self._signals:
+                return True
+            typed = os.read(ready[0], 64)
+            if not typed or _QUIT.intersection(typed):
+                return True
 
 
 @contextlib.contextmanager
-def listening() -> Iterator[Keys]:
+def listening(signals: int | None = None) -> Iterator[Keys]:
     """The keys of standard input, unbuffered and not echoed meanwhile; silent keys when
-    standard input is no terminal."""
+    standard input is no terminal. ``signals`` is as in ``Keys``."""
     if not sys.stdin.isatty():
-        yield Keys()
+        yield Keys(None, signals)
         return
     descriptor = sys.stdin.fileno()
     before = termios.tcgetattr(descriptor)
@@ -196,6 +205,6 @@ def listening() -> Iterator[Keys]:
         mode = termios.tcgetattr(descriptor)
         mode[_LOCAL] &= ~termios.ISIG
         termios.tcsetattr(descriptor, termios.TCSADRAIN, mode)
-        yield Keys(descriptor)
+        yield Keys(descriptor, signals)
     finally:
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)

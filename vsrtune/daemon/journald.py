@@ -10,6 +10,7 @@ Call sites pass fields with ``extra=fields(guest="vr1", ...)``; they become
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
@@ -53,11 +54,13 @@ def setup(verbose: bool = False) -> None:
     """Attach the one handler that suits this process to the ``vsrtune`` logger."""
     handler: logging.Handler = logging.StreamHandler()
     handler.setFormatter(Printable("vsrtune: %(levelname)s: %(message)s"))
-    if _on_journal():
-        from systemd.journal import JournalHandler
+    # Without the binding systemd takes the lines from standard error.
+    with contextlib.suppress(ImportError):
+        if _on_journal():
+            from systemd.journal import JournalHandler
 
-        handler = JournalHandler(SYSLOG_IDENTIFIER="vsrtune")
-        handler.setFormatter(Printable())
+            handler = JournalHandler(SYSLOG_IDENTIFIER="vsrtune")
+            handler.setFormatter(Printable())
     LOGGER.handlers[:] = [handler]
     LOGGER.setLevel(logging.DEBUG if verbose else logging.INFO)
     LOGGER.propagate = False

@@ -7,18 +7,27 @@ import os
 import time
 from collections.abc import Mapping
 
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.text import printable
 
 
 class Notifier:
     """The notification socket of the service manager, through systemd.daemon; without one nothing
     is sent. ``watchdog_seconds`` is the longest silence allowed between two pings, None without a
-    watchdog."""
+    watchdog. Raises VsrtuneError where there is a socket and no binding."""
 
     def __init__(self) -> None:
-        from systemd import daemon  # imported late: only the daemon needs it
+        try:
+            from systemd import daemon  # imported late: only the daemon needs it
+        except ImportError as error:
+            if os.environ.get("NOTIFY_SOCKET"):
+                raise VsrtuneError(
+                    "systemd's Python binding is missing, and the unit waits for it",
+                    hint="install python3-systemd, or with pip: vsrtune[systemd]",
+                ) from error
+            daemon = None
 
-        self._notify = daemon.notify
+        self._notify = daemon.notify if daemon else _to_nobody
         self.watchdog_seconds = watchdog_from(os.environ, os.getpid())
 
     def ready(self) -> None:
@@ -38,6 +47,10 @@ class Notifier:
 
     def ping(self) -> None:
         self._notify("WATCHDOG=1")
+
+
+def _to_nobody(_: str) -> None:
+    """A foreground run without systemd's binding."""
 
 
 def watchdog_from(environ: Mapping[str, str], pid: int) -> float | None:

@@ -36,7 +36,6 @@ PACKAGE = {
     "/usr/lib/python3/dist-packages/setuptools": "python3-setuptools",
     "/usr/lib/python3/dist-packages/build": "pybuild-plugin-pyproject",
     "/usr/lib/python3/dist-packages/installer": "pybuild-plugin-pyproject",
-    "/usr/lib/python3/dist-packages/pip": "python3-pip",
 }
 
 

@@ -58,7 +58,7 @@ def _build(scratch: Path) -> None:
     environment = {**os.environ, "PATH": "/usr/sbin:/usr/bin:/sbin:/bin", "LC_ALL": "C.UTF-8"}
     with log.open("w") as output:
         status = subprocess.run(
-            ["dpkg-buildpackage", "-b", "-us", "-uc", "-d"],
+            ["dpkg-buildpackage", "-b", "-us", "-uc"],
             cwd=source,
             env=environment,
             stdin=subprocess.DEVNULL,

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from vsrtune.cli import main
+from vsrtune.cli.top import Keys
 from vsrtune.plan.safety.invariants import PlanError
 
 REPO = Path(__file__).resolve().parents[3]
@@ -101,13 +102,13 @@ def test_errors_say_what_and_where(
 class Terminal:
     """`vsrtune top` on a terminal of its own."""
 
-    def __init__(self, *words: str) -> None:
+    def __init__(self, *words: str, program: tuple[str, ...] = ("-m", "vsrtune")) -> None:
         self.shown = b""
         self.pid, self.fd = pty.fork()
         if self.pid == 0:
             os.environ.update(TERM="xterm", COLUMNS="80", LINES="24")
             os.chdir(REPO)
-            os.execv(sys.executable, [sys.executable, "-m", "vsrtune", "top", *words])
+            os.execv(sys.executable, [sys.executable, *program, "top", *words])
 
     def until(self, text: bytes) -> None:
         """Read until it has shown ``text``; "" reads to its end."""
@@ -148,6 +149,40 @@ def test_when_it_is_terminated_the_terminal_is_as_it_was(terminal: Terminal) -> 
     terminal.until(b"")
     assert terminal.shown.rstrip().endswith(b"\x1b[?1049l")
     assert terminal.close() == 128 + signal.SIGTERM
+
+
+# SIGTERM comes within select(), before it waits: libc sends it when select() asks the first source
+# for its descriptor, which is 0 because kill() returns that. No instruction of Python follows.
+LATE = """
+import ctypes, functools, os, select, signal, types
+from vsrtune.cli.main import main
+kill = functools.partial(ctypes.CDLL(None).kill, os.getpid(), signal.SIGTERM)
+waiting = select.select
+def late(sources, *others):
+    return waiting([types.SimpleNamespace(fileno=kill), *sources], *others)
+select.select = late
+main()
+"""
+
+
+def test_a_signal_just_before_it_waits_ends_it() -> None:
+    words = ("--interval", "600", "--root", str(HOST))
+    terminal = Terminal(*words, program=("-c", LATE))
+    terminal.until(b"")
+    assert terminal.shown.rstrip().endswith(b"\x1b[?1049l")
+    assert terminal.close() == 128 + signal.SIGTERM
+
+
+def test_a_key_counts_where_a_frame_takes_longer_than_the_interval() -> None:
+    reading, writing = os.pipe()
+    keys = Keys(reading)
+    assert not keys.wait(-1)
+    os.write(writing, b"x")
+    assert not keys.wait(-1)
+    os.write(writing, b"q")
+    assert keys.wait(-1)
+    os.close(reading)
+    os.close(writing)
 
 
 def test_a_number_of_frames_ends_it() -> None:

@@ -96,6 +96,17 @@ def test_fields_become_journal_fields(
     assert capfd.readouterr().err == ""
 
 
+def test_without_the_binding_systemd_reads_standard_error(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    stream = os.fstat(sys.stderr.fileno())
+    monkeypatch.setenv("JOURNAL_STREAM", f"{stream.st_dev}:{stream.st_ino}")
+    monkeypatch.setitem(sys.modules, "systemd.journal", None)
+    journald.setup()
+    journald.LOGGER.warning("changed")
+    assert capfd.readouterr().err == "vsrtune: WARNING: changed\n"
+
+
 def test_nor_in_the_journal(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

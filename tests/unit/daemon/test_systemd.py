@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import socket
+import sys
 from pathlib import Path
 
 import pytest
 
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.daemon import systemd
 
 
@@ -38,9 +40,22 @@ def test_systemd_receives_every_state(
     assert heard[3:] == ["STOPPING=1", "STATUS=2 guests tuned, 1 drift"]
 
 
-def test_without_a_listener_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_binding_the_error_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(sys.modules, "systemd", None)
+    monkeypatch.setenv("NOTIFY_SOCKET", "/run/systemd/notify")
+    with pytest.raises(VsrtuneError) as caught:
+        systemd.Notifier()
+    assert "python3-systemd" in caught.value.hint
+
+
+@pytest.mark.parametrize("binding", [True, False])
+def test_without_a_listener_nothing_happens(monkeypatch: pytest.MonkeyPatch, binding: bool) -> None:
     for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC"):
         monkeypatch.delenv(name, raising=False)
+    if not binding:
+        monkeypatch.setitem(sys.modules, "systemd", None)
     notifier = systemd.Notifier()
     for call in (notifier.ready, notifier.ping, notifier.reloading, notifier.stopping):
         call()

@@ -12,7 +12,13 @@ import sys
 import zipfile
 from pathlib import Path
 
+import click
 import pytest
+import qemu.qmp
+from labtool import hosttools
+
+import vsrtune
+from vsrtune.cli.daemon import daemon
 
 TREE = Path(__file__).resolve().parents[3]
 INPUTS = ("setup.cfg", "pyproject.toml", "README.md", "LICENSE")
@@ -61,11 +67,39 @@ def test_setup_cfg_is_where_the_metadata_come_from(wheel: zipfile.ZipFile) -> No
     metadata = email.message_from_bytes(wheel.read(name))
     assert metadata["Name"] == config["metadata"]["name"]
     assert metadata["Version"] == config["metadata"]["version"]
+    extras = [
+        f'{line}; extra == "{extra}"'
+        for extra, lines in config["options.extras_require"].items()
+        for line in lines.split()
+    ]
     assert sorted(metadata.get_all("Requires-Dist", [])) == sorted(
-        config["options"]["install_requires"].split()
+        config["options"]["install_requires"].split() + extras
     )
     (scripts,) = [n for n in wheel.namelist() if n.endswith(".dist-info/entry_points.txt")]
     assert "vsrtune = vsrtune.cli.main:main" in wheel.read(scripts).decode()
+
+
+def test_installed_by_pip_it_works_with_its_files(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    """In an environment of its own; the libraries are Debian's."""
+    environment, python = tmp_path / "venv", tmp_path / "venv/bin/python"
+    words = ["venv", "--system-site-packages", "--without-pip", str(environment)]
+    subprocess.run(["/usr/bin/python3", "-m", *words], check=True)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "--python", python, "install", "-q", "--no-index",
+         "--no-deps", "--disable-pip-version-check", str(wheel.filename)], check=True,
+    )  # fmt: skip
+    code = (
+        "from vsrtune.bench.report.files import page as _; from vsrtune.daemon import http;"
+        "print(http.__file__, http.policy(), http._template())"
+    )
+    for command, said in (
+        ([environment / "bin/vsrtune", "--help"], "vsrtune undo"),
+        ([environment / "bin/vsrtune", "policy", "init", "--help"], "--output"),
+        ([python, "-I", "-c", code], str(environment)),
+    ):
+        done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
+        assert done.returncode == 0, done.stderr
+        assert said in done.stdout
 
 
 def _required() -> dict[str, str]:
@@ -73,11 +107,12 @@ def _required() -> dict[str, str]:
     config = configparser.ConfigParser()
     config.read(TREE / "setup.cfg")
     found = {}
-    for line in config["options"]["install_requires"].split():
+    lines = config["options"]["install_requires"] + config["options.extras_require"]["systemd"]
+    for line in lines.split():
         name, lowest = re.fullmatch(r"([\w.-]+?)(?:<[\d.]+,)?>=([\d.]+)", line).groups()  # type: ignore[union-attr]
         short = {"libvirt-python": "libvirt", "systemd-python": "systemd"}.get(name, name)
         found[f"python3-{short.lower()}"] = lowest
-    # The package brings it along (debian/vendor.txt); the tests have it from PyPI.
+    # The package brings it along (debian/vendor); the tests have it from PyPI.
     del found["python3-qemu.qmp"]
     return found
 
@@ -92,3 +127,51 @@ def test_the_package_states_the_same_lowest_versions() -> None:
     control = (TREE / "debian/control").read_text()
     stated = dict(re.findall(r"(python3-[\w.-]+) \(>= ([\d.]+)\)", control))
     assert stated == _required()
+
+
+def test_the_package_brings_the_qmp_library_as_published() -> None:
+    """All of it that vsrtune imports, from the version that the tests run with."""
+    published = Path(qemu.qmp.__file__).parent
+    brought = TREE / "debian/vendor/qemu/qmp"
+    for path in brought.glob("*.py"):
+        assert path.read_bytes() == (published / path.name).read_bytes(), path.name
+    code = f"import sys; sys.path[:] = [{str(brought.parents[1])!r}, *sys.path]; import qemu.qmp"
+    done = subprocess.run(
+        [sys.executable, "-I", "-B", "-S", "-c", f"{code}; print(qemu.qmp.__file__)"],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert done.stdout == f"{brought / '__init__.py'}\n"
+
+
+def test_what_builds_the_package_is_installed_for_it() -> None:
+    control = (TREE / "debian/control").read_text()
+    (block,) = re.findall(r"^Build-Depends:\n((?: .*\n)+)", control, re.MULTILINE)
+    needed = set(re.findall(r"^ ([a-z0-9-]+)", block, re.MULTILINE)) - {"debhelper-compat"}
+    assert set(hosttools.PACKAGE.values()) == needed | {"debhelper", "dpkg-dev"}
+
+
+def test_versions_are_the_same_everywhere() -> None:
+    config = configparser.ConfigParser()
+    config.read(TREE / "setup.cfg")
+    version = config["metadata"]["version"]
+    assert vsrtune.__version__ == version
+    assert (TREE / "debian/changelog").read_text().startswith(f"vsrtune ({version}) ")
+    assert (
+        re.findall(r"^## ([\d.]+)", (TREE / "CHANGELOG.md").read_text(), re.MULTILINE)[0] == version
+    )
+
+
+def test_the_template_of_the_daemons_environment_names_each_option_with_its_default() -> None:
+    """Not those that commands read too: both have to agree on them."""
+    lines = re.findall(
+        r"^#(VSRTUNE_\w+)=(.*)$", (TREE / "debian/vsrtune.default").read_text(), re.MULTILINE
+    )
+    shared = {"VSRTUNE_POLICIES", "VSRTUNE_JOURNAL", "VSRTUNE_ATTACH_LEDGER", "VSRTUNE_CONNECT"}
+    options = {
+        str(option.envvar): option for option in daemon.params if isinstance(option, click.Option)
+        and option.envvar and option.envvar not in shared
+    }  # fmt: skip
+    shown = {name: "0" if option.is_flag else option.default for name, option in options.items()}
+    assert dict(lines) == shown
+    assert [line for line in (TREE / "debian/vsrtune.default").read_text().splitlines()
+            if line and not line.startswith("#")] == []  # fmt: skip
