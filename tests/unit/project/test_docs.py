@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from prometheus_tools import program
 from ruamel.yaml import YAML
 
-from vsrtune.cli.main import cli
+from vsrtune.cli.main import cli, run
 from vsrtune.policy.parser import parse
 from vsrtune.policy.schema import SCHEMA
 from vsrtune.views.metric_families import FAMILIES
@@ -146,6 +146,37 @@ def test_a_wrong_command_would_be_found(line: str, wrong: str) -> None:
 def test_every_command_is_in_the_documents() -> None:
     shown = {c.words[: len(w)] for _, c in written() for w, _ in man.commands()}
     assert [w for w, _ in man.commands() if w not in shown] == []
+
+
+def shown_of_recordings() -> list[tuple[Path, list[str], str]]:
+    """The commands on recorded hosts that documents show with their output."""
+    return [
+        (page, words.split(), output)
+        for page in PAGES
+        for block in re.findall(
+            r"^```\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE
+        )
+        for words, output in re.findall(
+            r"^# vsrtune (.* --root tests/hosts/.*)\n((?:(?!# ).*\n)*)", block, re.MULTILINE
+        )
+    ]
+
+
+@pytest.mark.parametrize(("page", "words", "output"), shown_of_recordings())
+def test_what_a_document_shows_of_a_recorded_host_is_what_it_prints(
+    page: Path,
+    words: list[str],
+    output: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A line of three dots stands for any lines, three dots at the end of one for its rest."""
+    monkeypatch.chdir(REPO)
+    run(words)
+    printed = capsys.readouterr()
+    parts = (re.escape(line).replace(r"\.\.\.", ".*") for line in output.splitlines())
+    wanted = "".join("(?:.*\n)*" if part == ".*" else part + "\n" for part in parts)
+    assert re.fullmatch(wanted, printed.out + printed.err), name(page)
 
 
 # -- links, policies, manual pages
