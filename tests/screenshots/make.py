@@ -1,26 +1,40 @@
-"""The pictures of the documents, made anew: `make screenshots`, or the names of some.
-
-Each module of PICTURES writes one file of docs/images from a recorded host.
-"""
+"""Writes docs/images/status-page.png: the status page of a recorded host, in Chromium."""
 
 from __future__ import annotations
 
-import importlib
 import sys
+import tempfile
 from pathlib import Path
 
-PICTURES = {"top": "top_picture", "page": "page", "dashboard": "dashboard"}
+REPO = Path(__file__).resolve().parents[2]
+sys.path += [str(REPO), str(REPO / "tests/browser")]
 
-sys.path.append(str(Path(__file__).resolve().parents[2]))
+import chromium  # noqa: E402
+import served  # noqa: E402
+
+PICTURE = REPO / "docs/images/status-page.png"
+WIDTH, HEIGHT = 1040, 1500
+# More than this would weigh on every clone.
+MOST = 200_000
 
 
-def main(names: list[str]) -> None:
-    """Make these pictures, all when none is named."""
-    for name in names or PICTURES:
-        if name not in PICTURES:
-            raise SystemExit(f"{name}: no such picture; there are {', '.join(PICTURES)}")
-        importlib.import_module(PICTURES[name]).main()
+def main() -> None:
+    """Raises RuntimeError when Chromium is not installed, SystemExit when the picture is too
+    large."""
+    with (
+        tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place,
+        served.page("bookworm-veth-plain") as url,
+        chromium.tab(Path(place)) as tab,
+    ):
+        tab.scheme("light")
+        tab.size(WIDTH, HEIGHT)
+        tab.go(url)
+        tab.picture(PICTURE)
+    size = PICTURE.stat().st_size
+    if size > MOST:
+        raise SystemExit(f"{PICTURE.name} has {size} bytes, more than {MOST}")
+    print(f"{PICTURE.relative_to(REPO)}: {size} bytes")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -1,19 +1,17 @@
-"""Frames on terminals of many sizes, and the picture of the documents."""
+"""Frames on terminals of many sizes."""
 
 from __future__ import annotations
 
 import io
-import xml.etree.ElementTree as ET
 from dataclasses import replace
 
 import golden
 import pytest
+import top_scene
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
-from top_samples import GOLDEN, REPO, busy
-
-import top_picture  # isort: skip  (behind top_samples, which tells where it is)
+from top_samples import GOLDEN, busy
 
 from vsrtune.cli import top_view
 from vsrtune.views.top_frame import Frame, make_frame
@@ -30,14 +28,14 @@ def screen(frame: Frame, width: int, height: int) -> list[str]:
 
 @pytest.mark.parametrize(("width", "height"), [(80, 24), (110, 30), (170, 24)])
 def test_the_recorded_host(width: int, height: int) -> None:
-    shown = "\n".join(screen(top_picture.frame(), width, height)) + "\n"
+    shown = "\n".join(screen(top_scene.frame(), width, height)) + "\n"
     golden.matches(GOLDEN / f"{width}x{height}.txt", shown)
 
 
 @pytest.mark.parametrize("width", [20, 40, 80, 120, 149, 150, 300])
 @pytest.mark.parametrize("height", [1, 2, 5, 10, 24, 60, 200])
 def test_no_size_is_too_small_or_too_large(width: int, height: int) -> None:
-    lines = screen(top_picture.frame(), width, height)
+    lines = screen(top_scene.frame(), width, height)
     assert len(lines) <= height
     assert max(map(len, lines)) <= width
     assert "Layout(" not in "\n".join(lines)
@@ -82,28 +80,8 @@ def test_lines_are_shared_out_and_never_more_than_there_are(
 
 
 def test_names_do_not_move_the_cursor() -> None:
-    frame = top_picture.frame()
+    frame = top_scene.frame()
     rows = (replace(frame.threads[0], guest="vr\x1b[2J[bold]"), *frame.threads[1:])
     frame = replace(frame, threads=rows)
     # Wide enough for the whole name.
     assert any("vr\\x1b[2J[bold]" in line for line in screen(frame, 120, 30))
-    ET.fromstring(top_picture.picture(frame))
-
-
-def texts(svg: str) -> list[str]:
-    """What a picture says, without how it is drawn, which is for rich's version to decide."""
-    return ["".join(e.itertext()) for e in ET.fromstring(svg).iter() if e.tag.endswith("}text")]
-
-
-def test_the_picture_of_the_documents_is_this_one() -> None:
-    drawn = top_picture.picture()
-    assert drawn == top_picture.picture()
-    kept = (REPO / "docs/images/top.svg").read_text("utf-8")
-    assert texts(kept) == texts(drawn), "run `make screenshots` and commit what it draws"
-    assert "vsrtune" in " ".join(texts(drawn))
-
-
-def test_a_picture_fetches_nothing() -> None:
-    drawn = top_picture.picture()
-    assert drawn.count("http") == drawn.count('xmlns="http://www.w3.org/2000/svg"') == 1
-    assert "url(" not in drawn.replace("url(#", "")

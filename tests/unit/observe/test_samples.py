@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 import recorded_hosts
+from advanced_root import AdvancedRoot, proc_stat, softnet
 from hosttree import HostTree
 from top_samples import SECOND
-
-from advanced import AdvancedRoot, proc_stat, softnet  # isort: skip  (behind top_samples)
 
 from vsrtune.host.cpus import parse_cpu_times
 from vsrtune.host.interrupts import parse_counts

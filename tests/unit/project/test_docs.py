@@ -3,6 +3,7 @@ and what monitoring names exists."""
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -19,7 +20,7 @@ from hypothesis import strategies as st
 from prometheus_tools import program
 from ruamel.yaml import YAML
 
-from vsrtune.cli.main import cli
+from vsrtune.cli.main import cli, run
 from vsrtune.policy.parser import parse
 from vsrtune.policy.schema import SCHEMA
 from vsrtune.views.metric_families import FAMILIES
@@ -146,6 +147,79 @@ def test_a_wrong_command_would_be_found(line: str, wrong: str) -> None:
 def test_every_command_is_in_the_documents() -> None:
     shown = {c.words[: len(w)] for _, c in written() for w, _ in man.commands()}
     assert [w for w, _ in man.commands() if w not in shown] == []
+
+
+def shown_of_recordings() -> list[tuple[Path, list[str], str]]:
+    """The commands on recorded hosts that documents show with their output."""
+    return [
+        (page, words.split(), output)
+        for page in PAGES
+        for block in re.findall(
+            r"^```\n(.*?)^```", page.read_text("utf-8"), re.DOTALL | re.MULTILINE
+        )
+        for words, output in re.findall(
+            r"^# vsrtune (.* --root tests/hosts/.*)\n((?:(?!# ).*\n)*)", block, re.MULTILINE
+        )
+    ]
+
+
+@pytest.mark.parametrize(("page", "words", "output"), shown_of_recordings())
+def test_what_a_document_shows_of_a_recorded_host_is_what_it_prints(
+    page: Path,
+    words: list[str],
+    output: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A line of three dots stands for any lines, three dots at the end of one for its rest."""
+    monkeypatch.chdir(REPO)
+    run(words)
+    printed = capsys.readouterr()
+    parts = (re.escape(line).replace(r"\.\.\.", ".*") for line in output.splitlines())
+    wanted = "".join("(?:.*\n)*" if part == ".*" else part + "\n" for part in parts)
+    assert re.fullmatch(wanted, printed.out + printed.err), name(page)
+
+
+# -- messages
+
+# What a code span begins with that is typed, or written into a file, and no message.
+_TYPED = (
+    "apt", "chmod", "ethtool", "journalctl", "modprobe", "systemctl", "virsh", "vsrtune",
+)  # fmt: skip
+
+
+def messages(page: Path) -> list[str]:
+    """The messages that a page quotes: code spans of three words or more. Three dots in them
+    stand for what differs from case to case."""
+    text = re.sub(r"^```.*?^```", "", page.read_text("utf-8"), flags=re.DOTALL | re.MULTILINE)
+    spans = [" ".join(span.split()) for span in re.findall(r"`([^`]+)`", text)]
+    return [
+        span
+        for span in spans
+        if len(span.split()) >= 3 and span.split()[0] not in _TYPED and "{" not in span
+    ]
+
+
+def literals() -> set[str]:
+    """Every text in the code, those between the fields of f-strings as well."""
+    trees = (ast.parse(p.read_text("utf-8")) for p in (REPO / "vsrtune").rglob("*.py"))
+    nodes = (node for tree in trees for node in ast.walk(tree))
+    return {n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)}
+
+
+@pytest.mark.parametrize("page", ["faq.md", "troubleshooting.md"])
+def test_messages_in_documents_are_those_of_the_code(page: str) -> None:
+    known = "\n".join(literals())
+    found = messages(DOCS / page)
+    assert len(found) >= 5
+    wrong = [m for m in found if not all(part.strip() in known for part in m.split("..."))]
+    assert wrong == []
+
+
+def test_an_answer_has_six_lines_at_most() -> None:
+    _, *answers = re.split(r"^## ", (DOCS / "faq.md").read_text("utf-8"), flags=re.MULTILINE)
+    lines = {a.partition("\n")[0]: len(list(filter(None, a.splitlines()[1:]))) for a in answers}
+    assert {question: number for question, number in lines.items() if number > 6} == {}
 
 
 # -- links, policies, manual pages

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -12,11 +11,8 @@ import shell_samples as samples
 from vsrtune.model.load import CpuTimes, DropPlace, HostSample, Reading
 from vsrtune.model.snapshot import Snapshot
 
-REPO = Path(__file__).resolve().parents[3]
 GOLDEN = Path(__file__).parent / "golden_views"
 SECOND = 10**9
-
-sys.path.append(str(REPO / "tests/screenshots"))
 
 
 def sample(

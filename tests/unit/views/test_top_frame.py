@@ -8,10 +8,8 @@ from dataclasses import replace
 import golden
 import pytest
 import shell_samples as samples
+import top_scene
 from top_samples import GOLDEN, busy, sample, with_nic
-
-import top_picture  # isort: skip  (behind top_samples, which tells where it is)
-
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import Role, Sched, SchedClass, ThreadKey
@@ -42,7 +40,7 @@ def text(frame: Frame) -> str:
 
 
 def test_the_recorded_host_as_text() -> None:
-    golden.matches(GOLDEN / "plain.txt", text(top_picture.frame()))
+    golden.matches(GOLDEN / "plain.txt", text(top_scene.frame()))
 
 
 class TestThreads:
@@ -217,7 +215,7 @@ def test_a_host_without_guests() -> None:
 
 
 def test_the_json_of_the_recorded_host() -> None:
-    data = json.dumps(top_tables.data(top_picture.frame()), indent=1, ensure_ascii=False)
+    data = json.dumps(top_tables.data(top_scene.frame()), indent=1, ensure_ascii=False)
     golden.matches(GOLDEN / "frame.json", data + "\n")
 
 

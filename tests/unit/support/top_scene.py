@@ -1,18 +1,16 @@
-"""Draws docs/images/top.svg: `vsrtune top` on a recorded host with two routers on three CPUs.
+"""A frame of `vsrtune top` on a recorded host with two routers on three CPUs.
 
-They are tuned, two seconds of overload pass, and somebody has changed a setting.
+They are tuned, two seconds of overload pass, and somebody has changed a setting. The loads and
+drops are made up, so no document shows this frame.
 """
 
 from __future__ import annotations
 
-import io
 from dataclasses import replace
 from pathlib import Path
 
-from advanced import AdvancedRoot, proc_stat, softnet
-from rich.console import Console
+from advanced_root import AdvancedRoot, proc_stat, softnet
 
-from vsrtune.cli.top_view import view
 from vsrtune.model.cpuset_tree import CpusetGroup
 from vsrtune.model.guest import Thread, ThreadKey
 from vsrtune.model.journal_records import Entry
@@ -26,9 +24,7 @@ from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 from vsrtune.views.top_frame import Frame, make_frame
 
-REPO = Path(__file__).resolve().parents[2]
-HOST = REPO / "tests/hosts/trixie-e1000e.json"
-PICTURE = REPO / "docs/images/top.svg"
+HOST = Path(__file__).resolve().parents[2] / "hosts/trixie-e1000e.json"
 SECONDS = 2.0
 POLICY = """\
 guest: "vr*"
@@ -39,36 +35,6 @@ scheduler:
   vhost: {class: deadline, runtime: 2ms, period: 20ms}
   softirq: {class: fifo, priority: 10}
 queue: {macvtap: 300}
-"""
-
-# Columns, and the lines that show every row of this frame.
-SIZE = (110, 26)
-# rich's own template, but without the fonts that it fetches from elsewhere.
-_SVG = """\
-<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
-<style>
-.{unique_id}-matrix {{
-  font-family: "DejaVu Sans Mono", Menlo, Consolas, monospace;
-  font-size: {char_height}px;
-  line-height: {line_height}px;
-}}
-.{unique_id}-title {{ font-size: 18px; font-weight: bold; font-family: sans-serif; }}
-{styles}
-</style>
-<defs>
-<clipPath id="{unique_id}-clip-terminal">
-<rect x="0" y="0" width="{terminal_width}" height="{terminal_height}" />
-</clipPath>
-{lines}
-</defs>
-{chrome}
-<g transform="translate({terminal_x}, {terminal_y})" clip-path="url(#{unique_id}-clip-terminal)">
-{backgrounds}
-<g class="{unique_id}-matrix">
-{matrix}
-</g>
-</g>
-</svg>
 """
 
 # Shares of a CPU by guest and label: running, and waiting in the run queue.
@@ -108,26 +74,6 @@ def frame() -> Frame:
     _interrupts(root, {41: 24_112, 44: 23_874, 42: 9_310, 45: 9_276})
     after = samples.take(root, changed, root.clock)
     return make_frame(before, after, full_plan(changed, policies, entries))
-
-
-def picture(shown: Frame | None = None) -> str:
-    """The SVG text of a frame, by default of ``frame()``; the same frame gives the same text."""
-    drawn = frame() if shown is None else shown
-    width, height = SIZE
-    console = Console(
-        file=io.StringIO(), record=True, width=width, height=height, force_terminal=True,
-        color_system="truecolor", legacy_windows=False, no_color=False, _environ={},
-    )  # fmt: skip
-    console.print(view(drawn, width, height), height=height)
-    text = console.export_svg(title="vsrtune top", code_format=_SVG, unique_id="top")
-    return "\n".join(line.rstrip() for line in text.splitlines()) + "\n"
-
-
-def main() -> None:
-    """Write it."""
-    PICTURE.parent.mkdir(exist_ok=True)
-    PICTURE.write_text(picture(), "utf-8")
-    print(f"{PICTURE.relative_to(REPO)}: {PICTURE.stat().st_size} bytes")
 
 
 def _with_cpusets(seen: Snapshot) -> Snapshot:
