@@ -39,6 +39,7 @@ scheduler:
   vhost: {class: deadline, runtime: 2ms, period: 20ms}
   softirq: {class: fifo, priority: 10}
 queue: {macvtap: 300}
+profile: none
 """
 
 # Columns, and the lines that show every row of this frame.

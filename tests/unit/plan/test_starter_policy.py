@@ -125,7 +125,9 @@ def test_interrupts_everywhere_get_a_cpu_by_hand_and_no_realtime() -> None:
     assert policy.vcpu_sched == SchedRule(SchedClass.BATCH)
     assert "served on every online CPU" in start(seen, guest).text
     # What its comment offers moves them, and is no refusal.
-    moved = parse('guest: vr1\ncpus: {irq: "0", vcpu: auto}\nirq: {set: true}\n', "p.yaml")
+    moved = parse(
+        'guest: vr1\ncpus: {irq: "0", vcpu: auto}\nirq: {set: true}\nprofile: none\n', "p.yaml"
+    )
     assert "irq: {set: true} moves them" in start(seen, guest).text
     assert plan(seen, [moved]).refusals == ()
 
@@ -176,7 +178,7 @@ def test_a_kernel_that_refuses_realtime() -> None:
 def test_policies_that_are_there_count() -> None:
     """A guest whose lists leave one CPU: the new guest shares it, and nobody is refused."""
     first, second = router(), router("vr2", 2000)
-    theirs = parse("guest: vr1\ncpus: {vcpu: 1, vhost: 2}\n", "vr1.yaml")
+    theirs = parse("guest: vr1\ncpus: {vcpu: 1, vhost: 2}\nprofile: none\n", "vr1.yaml")
     seen = snapshot(first, second)
     made = start(seen, second, [theirs])
     assert plan(seen, [theirs, parse(made.text, "p")]).refusals == ()
