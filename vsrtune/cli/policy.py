@@ -66,8 +66,8 @@ def check(files: tuple[Path, ...], policy_dirs: tuple[Path, ...]) -> int:
     for path in paths:
         if str(path) not in bad:
             asks = config_files.read_policy(path).asks
-            more = "" if asks else ", but it asks for nothing: `vsrtune policy init` writes a start"
-            say(f"{path}: good{more}")
+            empty = ", but it asks for nothing: remove profile: none, or write settings"
+            say(f"{path}: good{'' if asks else empty}")
     return ExitCode.WRONG if errors else ExitCode.DONE
 
 

@@ -63,7 +63,7 @@ PROFILES: dict[str, dict[tuple[str, str], Any]] = {
     "none": {},
 }
 # The profile of a policy that names none.
-DEFAULT_PROFILE = "none"
+DEFAULT_PROFILE = "router"
 _RULES = [rule.value for rule in DriftRule]
 _EXPECTS = "enforce, adopt or report"
 
@@ -206,7 +206,10 @@ def _profiles() -> str:
     router = "; ".join(f"{value} for {', '.join(names)}" for value, names in keys.items())
     return (
         f"The values of the keys that the file does not write. router: {router}. none: nothing. "
-        "What the file writes replaces the profile's whole value of that key."
+        "What the file writes replaces the profile's whole value of that key. There is no profile "
+        "of CPUs without classes: three threads of a router pinned to one CPU forwarded 0.76 of an "
+        "untuned one in overload. There is none for low delay or with budgets: no values for "
+        "routers of all sizes are known that do not lose."
     )
 
 
@@ -215,7 +218,7 @@ SCHEMA: dict[str, Any] = {
     "$id": SCHEMA_ID,
     "title": "vsrtune policy",
     "description": "How the threads and queues of the guests that `guest` names are tuned. "
-    "A key that is not written is unset: what it governs is left alone.",
+    "A key that neither the file nor its profile has is unset: what it governs is left alone.",
     "type": "object",
     "required": ["guest"],
     "additionalProperties": False,

@@ -572,6 +572,17 @@ def test_a_guest_with_an_awkward_name_is_shown(run: Cli) -> None:
     assert "Guest vr [x] 1.ü\\udcff (" in run.out
 
 
+def test_check_tells_of_a_policy_that_asks_for_nothing(run: Cli, tmp_path: Path) -> None:
+    one, none = tmp_path / "one.yaml", tmp_path / "none.yaml"
+    one.write_text("guest: vr1\n")
+    none.write_text("guest: vr2\nprofile: none\n")
+    assert run("policy", "check", str(one), str(none)) == 0
+    assert run.out == (
+        f"{one}: good\n"
+        f"{none}: good, but it asks for nothing: remove profile: none, or write settings\n"
+    )
+
+
 def test_check_without_files_is_as_careful_as_the_daemon(run: Cli, tmp_path: Path) -> None:
     path = tmp_path / "a.yaml"
     path.write_text("guest: vr1\n")

@@ -64,6 +64,7 @@ def outcome(made: Plan) -> tuple[object, ...]:
 def test_router_is_what_was_measured() -> None:
     short, full = (parse(f"guest: vr1\n{text}", "p") for text in (ROUTER, MEASURED))
     assert asked(short) == asked(full)
+    assert asked(parse("guest: vr1\n", "p")) == asked(full), "it is the default"
 
 
 def test_none_asks_for_nothing() -> None:
@@ -93,6 +94,7 @@ def test_the_place_of_a_key_of_the_profile() -> None:
     assert policy.at("cpus", "vcpu") == "vr1.yaml:5"
     assert policy.at("cpus", "vhost") == "vr1.yaml:3 (profile router)"
     assert policy.at("scheduler", "softirq") == "vr1.yaml:3 (profile router)"
+    assert parse("# mine\nguest: vr1\n", "p").at("cpus", "irq") == "p:2 (profile router)"
     # Neither the file nor the profile has these.
     assert policy.at("cpus", "napi") == "vr1.yaml:4"
     assert policy.at("queue", "macvtap") == "vr1.yaml:1"
@@ -139,6 +141,6 @@ def test_the_plan_of_other_hosts_is_that_of_the_measured_policy(file: Path) -> N
 def same_plans(seen: Snapshot) -> None:
     for guests in ('"*"', '"qemu:*"'):
         short, full = (
-            plan(seen, [parse(f"guest: {guests}\n{text}", "p")]) for text in (ROUTER, MEASURED)
+            plan(seen, [parse(f"guest: {guests}\n{text}", "p")]) for text in ("", MEASURED)
         )
         assert outcome(short) == outcome(full)
