@@ -92,7 +92,8 @@ class Policy:
     """One policy file. ``lines`` gives the line of every key path. The plain QEMUs that it names
     must belong to ``user``; ``uid`` is the number of that user, None until somebody looks the name
     up (config_files). ``irq`` are the interrupt CPUs; with ``irq_set``, vsrtune moves interrupts
-    there. ``devices`` are the values of device settings by their keys (DeviceNumber.key)."""
+    there. ``pool``: the CPUs among which ``auto`` chooses for threads that handle frames.
+    ``devices`` are the values of device settings by their keys (DeviceNumber.key)."""
 
     path: str
     guest: str
@@ -116,6 +117,7 @@ class Policy:
     # Its scheduling rules are not those of the file (stepdown).
     lowered: bool = False
     profile: str = "none"
+    pool: CpuSet | None = None
     lines: tuple[tuple[KeyPath, int], ...] = ()
 
     def at(self, *keys: str) -> str:
@@ -148,7 +150,7 @@ class Policy:
         bare = Policy(
             self.path, self.guest, self.user, self.uid, self.irq, self.irq_set,
             drift=self.drift, accept_standstill=self.accept_standstill, lowered=self.lowered,
-            profile=self.profile, lines=self.lines,
+            profile=self.profile, pool=self.pool, lines=self.lines,
         )  # fmt: skip
         return self.moves_irqs is not None or self != bare
 

@@ -133,6 +133,7 @@ class _Reader:
             vhost=self.devices(data, "vhost"),
             napi=self.devices(data, "napi"),
             emulator=self.cpus(data, "cpus", "emulator"),
+            pool=self.cpu_list(self.get(data, "cpus", "pool"), ("cpus", "pool")),
             vcpu_sched=self.sched(data, "vcpu"),
             vhost_sched=self.sched(data, "vhost"),
             softirq_sched=self.sched(data, "softirq"),

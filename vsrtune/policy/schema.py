@@ -281,6 +281,11 @@ SCHEMA: dict[str, Any] = {
                     "vhost thread is put there. Unset is auto: the CPUs are read from the host.",
                     auto=True,
                 ),
+                "pool": _cpus(
+                    "The CPUs among which auto chooses for vcpu, vhost and NAPI threads. Unset: "
+                    "all that are online.",
+                    auto=False,
+                ),
                 "vcpu": _cpu_map(
                     "CPUs of the vcpu threads: auto (one CPU each while CPUs last), one list "
                     "for all, or a mapping from vcpu number to CPUs.",

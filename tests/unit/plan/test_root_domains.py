@@ -122,6 +122,17 @@ def test_other_cpus_mean_leaving_the_root_domain_and_making_another() -> None:
     assert max(leaving) < order.index("partition")
 
 
+def test_a_pool_without_the_root_domain_of_a_thread_is_refused() -> None:
+    """A thread that auto has given a budget keeps its CPUs."""
+    auto = policy(vcpu="auto", vhost="auto")
+    seen, ours = applied(new(), auto)
+    known = entries(new(), ours, auto)
+    for pool, refused in (("1-2", []), ("2", ["vcpu 0 is of class deadline on CPU 1"])):
+        made = full_plan(seen, [replace(auto, pool=cpus(pool))], known)
+        told = [r.reason.removeprefix("cpus.pool: ").partition(",")[0] for r in made.refusals]
+        assert (told, made.actions) == (refused, ())
+
+
 def test_cpus_that_a_cgroup_above_does_not_list_are_refused() -> None:
     seen, ours = applied(new(), policy())
     groups = tuple(
