@@ -78,7 +78,7 @@ def command_page() -> str:
 def policy_page() -> str:
     """vsrtune-policy.5."""
     sample = (_ROOT / "policies/router.yaml").read_text("utf-8")
-    settings = [line for line in sample.splitlines() if line and not line.startswith("#")]
+    settings = sample[sample.index("\nguest:") + 1 :].splitlines()
     out = [
         roff.title("vsrtune-policy", 5, __version__),
         roff.section("NAME"),

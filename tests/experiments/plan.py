@@ -208,7 +208,9 @@ def placed(
     return text if queue is None else f"{text}queue: {{macvtap: {queue}}}\n"
 
 
-PINS_ONLY = 'guest: "vr*"\ncpus: {irq: auto, vcpu: auto, vhost: auto, emulator: auto}\n'
+PINS_ONLY = (
+    'guest: "vr*"\nprofile: none\ncpus: {irq: auto, vcpu: auto, vhost: auto, emulator: auto}\n'
+)
 
 BASE = Boot("base")
 BARE = Boot("bare", guests=())

@@ -273,6 +273,8 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
     "ethtool_statistics": (struct.pack("=QQ", 1, 2) + b"rx_received".ljust(32, b"\0") * 2,),
     "policy": (
         _bytes(POLICIES / "router.yaml"),
+        b"guest: x\nprofile: none\ncpus: {irq: 0, vcpu: {0: 1}, vhost: auto}\nirq: {set: true}\n",
+        b"guest: x\nscheduler:\n  vcpu: {class: rr, priority: 10, slice: 8ms}\n",
         b"a: &a [x,x]\nb: &b [*a,*a]\nguest: *b\n",
         b"guest: x\ncpus: {vcpu: " + b"9" * 5000 + b"}\n",
         b'guest: x\ncpus: {vcpu: "' + b"0-8191," * 9000 + b'"}\n',

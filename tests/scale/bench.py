@@ -49,6 +49,7 @@ scheduler:
   vcpu: {class: rr, priority: 7}
   vhost: {class: rr, priority: 7}
 queue: {macvtap: 300}
+profile: none
 """
 PAIRS = 5
 INTERVAL = 10.0

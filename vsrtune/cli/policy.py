@@ -67,12 +67,8 @@ def check(files: tuple[Path, ...], policy_dirs: tuple[Path, ...]) -> int:
     asks = {policy.path: policy.asks for policy in good}
     for path in paths:
         if str(path) not in bad:
-            more = (
-                ""
-                if asks[str(path)]
-                else ", but it asks for nothing: `vsrtune policy init` writes a start"
-            )
-            say(f"{path}: good{more}")
+            empty = ", but it asks for nothing: remove profile: none, or write settings"
+            say(f"{path}: good{'' if asks[str(path)] else empty}")
     return ExitCode.WRONG if errors else ExitCode.DONE
 
 

@@ -58,7 +58,7 @@ def build(
         if rule is None:
             continue
         cpus = _busy(requirements, chosen) - context.irq
-        if not cpus:
+        if not cpus and not requirements.policy.by_profile("scheduler", "softirq"):
             reason = "no realtime thread of the guest is pinned"
             draft.skip(requirements.guest.ref, "softirq scheduling", reason)
         for cpu in cpus:
@@ -183,17 +183,19 @@ _SUBJECT = "time slice of class rr"
 
 def build_timeslice(context: Context, per_guest: Sequence[Requirements], draft: Draft) -> None:
     """Add the shortest slice that the policies ask for."""
-    with_slice = [requirements for requirements in per_guest if slice_of(requirements.policy)]
+    with_slice = [requirements for requirements in per_guest if slice_of(requirements.policy)[0]]
     if not with_slice:
         return
     target = RrTimeslice(HOST_REF)
     draft.desired.add(target)
     shortest = min(with_slice, key=lambda requirements: slice_of(requirements.policy))
-    wanted = TimeSlice(slice_of(shortest.policy))
+    milliseconds, key = slice_of(shortest.policy)
+    wanted = TimeSlice(milliseconds)
     if context.host.rr_timeslice_ms is None:
         draft.skip(HOST_REF, _SUBJECT, "the host's was not read")
         return
     now = TimeSlice(context.host.rr_timeslice_ms)
-    reason = f"scheduler ({shortest.policy.at('scheduler')}): equals take turns of {wanted}"
+    place = shortest.policy.at("scheduler", key)
+    reason = f"scheduler.{key} ({place}): equals take turns of {wanted}"
     action = Action.of(target, wanted if wanted.reached_by(now) else now, wanted, reason)
     draft.want(Phase.TIME_SLICE, action, context.left_alone(target), _SUBJECT, str(now))

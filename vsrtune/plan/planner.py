@@ -54,7 +54,7 @@ from vsrtune.plan.requirements import (
 )
 from vsrtune.plan.safety import invariants, standstill
 from vsrtune.plan.safety.projection import project_actions
-from vsrtune.plan.warnings import warnings
+from vsrtune.plan.warnings import pins_alone, warnings
 from vsrtune.policy.matching import assign
 from vsrtune.policy.model import IRQ_KEYS, Policy
 
@@ -392,6 +392,7 @@ def _judge(ordered: Ordered) -> Judged:
         return Judged(made, ordered.desired, None, movers, refused)
     told = (
         *warnings(result, managed, located.irq, still),
+        *pins_alone(result, per_guest),
         *kernel_threads.warnings(result, managed),
         *interrupts.warnings(result, per_guest),
     )

@@ -301,6 +301,10 @@ def _check_lists(context: Context, out: _Judgement) -> None:
             )
     if isinstance(out.policy.emulator, CpuSet):
         lists.append((("cpus", "emulator"), out.policy.emulator))
+    if out.policy.pool is not None:
+        # One that is offline is no candidate.
+        offline = CpuSet(c.id for c in context.host.cpus if not c.online)
+        lists.append((("cpus", "pool"), out.policy.pool - offline))
     for keys, cpus in lists:
         out.refusals += not_online(context.host, out.guest, out.policy, keys, cpus)
 
@@ -442,9 +446,13 @@ def _request(
     moves = thread in out.moves
     allowed = allowed_cpus(context.host, context.lists, out.guest, thread, moves=moves)
     cpus = choice if isinstance(choice, CpuSet) else None
+    pool = context.online if thread.role is Role.EMULATOR else out.policy.pool or context.online
     if thread.sched.cls is SchedClass.DEADLINE and choice is AUTO:
         # A thread that we made DEADLINE keeps its root domain for as long as it is in it.
         cpus = thread.affinity & context.online
+        if not cpus <= pool:
+            reason = f"{label(thread)} is of class deadline on CPU {cpus}, outside of {pool}"
+            out.refuse(("cpus", "pool"), reason, "run `vsrtune undo`: auto then chooses anew")
     held = context.held(thread.cgroup) if cpus is None else CpuSet()
     allowed -= held
     if cpus is not None and not cpus <= allowed and cpus <= context.online:
@@ -454,6 +462,11 @@ def _request(
             "choose among them, or widen the cgroup above the guest",
         )
     usable = allowed if thread.role is Role.EMULATOR else allowed - context.irq
+    if cpus is None and usable and not usable & pool:
+        reason = f"no CPU of {pool} is left, its threads may use {usable}"
+        told = refusal(out.guest, out.policy, ("cpus", "pool"), reason, "add CPUs of these")
+        out.refusals += [told] if told not in out.refusals else []
+        return None
     if cpus is None and not usable and thread.role is not Role.EMULATOR:
         beside = f", root domains of other threads have CPUs {held}" if held else ""
         out.refuse(
@@ -463,7 +476,9 @@ def _request(
             "widen the cgroup above the guest, or move the interrupts",
         )
         return None
-    return PinRequest(thread, target, cpus, keys, usable if cpus is None else allowed, number)
+    return PinRequest(
+        thread, target, cpus, keys, usable & pool if cpus is None else allowed, number
+    )
 
 
 def _emulator(context: Context, out: _Judgement) -> None:
@@ -516,14 +531,15 @@ def _crowding_pins(policy: Policy, pins: Iterable[PinRequest]) -> list[PinReques
 
 
 def _crowded(guest: Guest, policy: Policy, pins: Sequence[PinRequest], cpus: CpuSet) -> Refusal:
+    pool = "" if policy.pool is None else f" (cpus.pool is {policy.pool})"
     return refusal(
         guest,
         policy,
         pins[0].keys,
         f"its {len(pins)} vcpus would share CPUs {cpus}, and may then forward less than an "
         "untuned guest's",
-        f"give it as many CPUs as vcpus, or write cpus: {{vcpu: {cpus}}} and let `vsrtune try` "
-        "compare",
+        f"give it as many CPUs as vcpus{pool}, or write cpus: {{vcpu: {cpus}}} and let "
+        "`vsrtune try` compare",
     )
 
 

@@ -2,8 +2,9 @@
 """A starting policy for one guest of a host, as text with comments.
 
 Candidates are planned on the snapshot, the most useful first. The first that the host does not
-refuse is used, so the text holds nothing that `vsrtune plan` would refuse here. Its comments
-say what the settings mean on this host, and list the refused candidates.
+refuse is used, so the text holds nothing that `vsrtune plan` would refuse here. It writes only
+what differs from the default profile. Its comments list the values of the profile, what they mean
+on this host, and the refused candidates.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import json
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError
@@ -26,14 +27,18 @@ from vsrtune.plan.safety.projection import project
 from vsrtune.policy.matching import PLAIN_QEMU, Match, match
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
+from vsrtune.policy.schema import DEFAULT_PROFILE, PROFILES, as_written
 
-PRIORITY = 10
-# The slice that measured best with busy and idle guests (docs/results/no-harm.md).
-SLICE = "8ms"
 _WIDTH = 96
 _NAME = "policy"
 
-_AUTO = {"irq": "auto", "vcpu": "auto", "vhost": "auto", "emulator": "auto"}
+# The values of a policy as YAML texts, by section and key.
+_Values = Mapping[tuple[str, str], str]
+_PROFILE: _Values = {key: as_written(v) for key, v in PROFILES[DEFAULT_PROFILE].items()}
+# Pins alone forwarded less than an untuned host; batch keeps a waking thread from interrupting the
+# one that runs.
+_BATCH: _Values = {("scheduler", role): "{class: batch}" for role in ("vcpu", "vhost")}
+_IRQ = ("cpus", "irq")
 _MORE = "# Every key: man vsrtune-policy\n"
 
 
@@ -47,12 +52,10 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class _Candidate:
-    """Settings, as the YAML text of their values, with a title."""
+    """What is written above the default profile, with a title."""
 
     title: str
-    cpus: Mapping[str, str]
-    scheduler: Mapping[str, str]
-    irq: Mapping[str, str] = field(default_factory=dict)
+    written: _Values
 
 
 @dataclass(slots=True)
@@ -98,12 +101,11 @@ def start(
         tried.append(("realtime classes", no_realtime))
     second = _second(case, realtime=not no_realtime)
     for candidate in _candidates(case, realtime=not no_realtime):
-        body = _body(case.name, candidate, {})
-        made, refused = case.plan(body)
+        made, refused = case.plan(_body(case.name, candidate.written, {}))
         if not refused:
-            return Start(_text(case, candidate, made, tried, second), made)
+            return Start(_text(case, candidate.written, made, tried, second), made)
         tried.append((candidate.title, refused))
-    body = f"guest: {case.name}\n"
+    body = f"guest: {case.name}\nprofile: none\n"
     return Start(f"{_head(case, tried)}\n{body}\n{second}{_MORE}", case.plan(body)[0])
 
 
@@ -133,22 +135,12 @@ def _candidates(case: _Case, *, realtime: bool) -> Iterator[_Candidate]:
     """The candidates, the most useful first. A realtime thread beside interrupts starves
     reception, so a candidate with interrupt CPUs by hand has no realtime class."""
     if realtime:
-        yield _Candidate("pins and equal realtime priorities", _AUTO, _classes(realtime=True))
-    batch = _classes(realtime=False)
-    yield _Candidate("pins and class batch", _AUTO, batch)
+        yield _Candidate(f"profile {DEFAULT_PROFILE}", {})
+    yield _Candidate("class batch", _BATCH)
     online = case.snapshot.host.online
     if len(online) > 1:
-        by_hand = {**_AUTO, "irq": str(online.first())}
-        yield _Candidate("pins and class batch, with the interrupt CPU by hand", by_hand, batch)
-
-
-def _classes(*, realtime: bool) -> dict[str, str]:
-    """The section ``scheduler``. Pins alone forwarded less than an untuned host; batch keeps a
-    waking thread from interrupting the one that runs."""
-    if not realtime:
-        return dict.fromkeys(("vcpu", "vhost"), "{class: batch}")
-    rule = f"{{class: rr, priority: {PRIORITY}, slice: {SLICE}}}"
-    return {"vcpu": rule, "vhost": rule, "softirq": f"{{class: fifo, priority: {PRIORITY}}}"}
+        by_hand = {_IRQ: str(online.first()), **_BATCH}
+        yield _Candidate("class batch, with the interrupt CPU by hand", by_hand)
 
 
 def _second(case: _Case, *, realtime: bool) -> str:
@@ -158,19 +150,22 @@ def _second(case: _Case, *, realtime: bool) -> str:
     if len(irq) < 2:
         return ""
     first = CpuSet([irq.first()])
-    cpus = {**_AUTO, "irq": str(first)}
-    moved = _Candidate("", cpus, _classes(realtime=realtime), {"set": "true"})
+    moved = {_IRQ: str(first), ("irq", "set"): "true", **({} if realtime else _BATCH)}
     made, refused = case.plan(_body(case.name, moved, {}))
     if refused:
         return ""
+    notes = _notes(case, made, moved)
     told = (
         f"A second placement: all interrupts of its NICs on CPU {first}, which leaves CPU "
         f"{irq - first} to threads. Write these lines instead of those above, and keep "
         "irqbalance away from the interrupts (docs/interrupts.md)."
     )
-    head = _comment([told, ""])
-    body = _body(case.name, moved, _notes(case, made, moved))
-    return head + "".join(f"# {line}".rstrip() + "\n" for line in body.splitlines()) + "\n"
+    then = ["The threads are then placed so:"]
+    then += [f"cpus.{key}: {notes[('cpus', key)]}" for key in ("vcpu", "vhost", "emulator")]
+    body = "".join(
+        f"# {line}".rstrip() + "\n" for line in _body(case.name, moved, notes).splitlines()
+    )
+    return f"{_comment([told, ''])}{body}#\n{_comment(then)}\n"
 
 
 def _after(case: _Case, made: Plan) -> Guest:
@@ -179,47 +174,60 @@ def _after(case: _Case, made: Plan) -> Guest:
     return next(g for g in result.guests if g.pid == case.guest.pid)
 
 
-def _body(name: str, candidate: _Candidate, notes: Mapping[str, str]) -> str:
-    """The policy itself; ``notes`` are comments by key path."""
-    lines = [f"guest: {name}"]
-    sections = {"cpus": candidate.cpus, "irq": candidate.irq, "scheduler": candidate.scheduler}
-    for section, settings in sections.items():
-        if settings:
-            lines += ["", f"{section}:"]
-        for key, value in settings.items():
-            note = notes.get(f"{section}.{key}", "")
-            lines.append(f"  {key}: {value}" + (f"    # {_safe(note)}" if note else ""))
-    return "\n".join(lines) + "\n"
+def _body(name: str, written: _Values, notes: _Values) -> str:
+    """The policy itself; ``notes`` are comments by key."""
+    return "\n".join([f"guest: {name}", *_sections(written, notes)]) + "\n"
+
+
+def _sections(values: _Values, notes: _Values) -> Iterator[str]:
+    """The lines of values, section by section."""
+    last = ""
+    for (section, key), value in values.items():
+        if section != last:
+            yield f"{section}:"
+        last, note = section, notes.get((section, key), "")
+        yield f"  {key}: {value}" + (f"    # {_safe(note)}" if note else "")
 
 
 def _text(
-    case: _Case, candidate: _Candidate, made: Plan, tried: list[tuple[str, str]], second: str
+    case: _Case, written: _Values, made: Plan, tried: list[tuple[str, str]], second: str
 ) -> str:
-    body = _body(case.name, candidate, _notes(case, made, candidate))
+    notes = _notes(case, made, written)
     warnings = _comment([f"Warning: {w}" for w in made.warnings])
-    return f"{_head(case, tried)}{warnings}\n{body}\n{second}{_MORE}"
+    told = (
+        f"profile: {DEFAULT_PROFILE}, the default, has these values. A key that is written above "
+        "replaces one:"
+    )
+    given = {key: value for key, value in _PROFILE.items() if key not in written}
+    profile = "".join(f"# {line}\n" for line in _sections(given, notes))
+    return (
+        f"{_head(case, tried)}{warnings}\n{_body(case.name, written, notes)}\n"
+        f"{_comment([told, ''])}{profile}\n{second}{_MORE}"
+    )
 
 
-def _notes(case: _Case, made: Plan, candidate: _Candidate) -> dict[str, str]:
+def _notes(case: _Case, made: Plan, written: _Values) -> dict[tuple[str, str], str]:
     """What each setting means on this host now."""
     after = _after(case, made)
     irq = _interrupts(case).cpus
     notes = {
-        "cpus.irq": f"now CPU {irq}" if irq else "none: the guest has no NIC on a lower device",
-        "cpus.vcpu": _placed(after, Role.VCPU),
-        "cpus.vhost": _placed(after, Role.VHOST) or "the guest has no vhost worker",
-        "cpus.emulator": _emulator(after),
-        "scheduler.softirq": "ksoftirqd beside them, else routed frames are lost",
+        _IRQ: f"now CPU {irq}" if irq else "none: the guest has no NIC on a lower device",
+        ("cpus", "vcpu"): _placed(after, Role.VCPU),
+        ("cpus", "vhost"): _placed(after, Role.VHOST) or "the guest has no vhost worker",
+        ("cpus", "emulator"): _emulator(after),
     }
-    if candidate.irq:
-        notes["cpus.irq"] = f"the interrupts are served on CPU {irq} now"
-    elif candidate.cpus["irq"] != "auto":
-        notes["cpus.irq"] = (
+    if ("irq", "set") in written:
+        notes[_IRQ] = f"the interrupts are served on CPU {irq} now"
+    elif _IRQ in written:
+        notes[_IRQ] = (
             f"by hand; the interrupts are served on CPU {irq}, and irq: {{set: true}} moves them "
             "here"
         )
-    if "class: rr" in candidate.scheduler.get("vcpu", ""):
-        notes["scheduler.vcpu"] = "rr: under fifo a busy vcpu never gives way to a worker"
+    if ("scheduler", "vcpu") in written:
+        notes["scheduler", "softirq"] = "for real-time threads, of which there are none"
+    else:
+        notes["scheduler", "vcpu"] = "rr: under fifo a busy vcpu never gives way to a worker"
+        notes["scheduler", "softirq"] = "ksoftirqd beside them, else routed frames are lost"
     return notes
 
 

@@ -11,7 +11,7 @@ from vsrtune.model.guest import DATA_PLANE, REALTIME, Guest, Role, Sched, SchedC
 from vsrtune.model.host import Host
 from vsrtune.model.load import WINDOWS
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.plan.requirements import label, main_thread
+from vsrtune.plan.requirements import Requirements, label, main_thread
 from vsrtune.plan.safety.standstill import Standstill, without_idle
 
 # Threads ask for so much of a CPU that another one is missing: a fifth more than it has.
@@ -34,6 +34,30 @@ def warnings(
     out += _unthrottled(result.host, guests)
     out += _overcommitted(result, managed)
     return tuple(out)
+
+
+def pins_alone(result: Snapshot, per_guest: Iterable[Requirements]) -> list[str]:
+    """Guests whose vcpus and workers a policy pins to one CPU and leaves in the ordinary class. The
+    three threads of a router, pinned so, forwarded 0.76 of an untuned one in overload
+    (docs/results/paper.md, Fig. 2)."""
+    pinned = {w.guest.ref for w in per_guest if w.pins and not w.policy.lowered}
+    out: list[str] = []
+    for guest in (without_idle(g) for g in result.guests if g.ref in pinned):
+        vcpus, workers = (
+            CpuSet(
+                t.affinity.first()
+                for t in guest.by_role(role)
+                if len(t.affinity) == 1 and t.sched.cls is SchedClass.OTHER
+            )
+            for role in (Role.VCPU, Role.VHOST)
+        )
+        if vcpus & workers:
+            out.append(
+                f"{guest.ref}: vcpu and vhost share CPU {vcpus & workers} in the ordinary class: "
+                "in overload a router pinned so forwarded 0.76 of an untuned one; give both class "
+                "rr, as profile: router does"
+            )
+    return out
 
 
 def _realtime(threads: Iterable[Thread]) -> list[Thread]:

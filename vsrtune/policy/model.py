@@ -14,7 +14,7 @@ from vsrtune.model.guest import DATA_PLANE, REALTIME, Attachment, Role, Sched, S
 from vsrtune.model.host import Nic
 from vsrtune.model.plan import DriftRule
 from vsrtune.model.targets import DEVICE_SETTINGS, DeviceNumber
-from vsrtune.policy.schema import DEFAULT
+from vsrtune.policy.schema import DEFAULT, PROFILES
 from vsrtune.policy.validation import line_of
 from vsrtune.policy.yaml_reader import KeyPath
 
@@ -92,7 +92,8 @@ class Policy:
     """One policy file. ``lines`` gives the line of every key path. The plain QEMUs that it names
     must belong to ``user``; ``uid`` is the number of that user, None until somebody looks the name
     up (config_files). ``irq`` are the interrupt CPUs; with ``irq_set``, vsrtune moves interrupts
-    there. ``devices`` are the values of device settings by their keys (DeviceNumber.key)."""
+    there. ``pool``: the CPUs among which ``auto`` chooses for threads that handle frames.
+    ``devices`` are the values of device settings by their keys (DeviceNumber.key)."""
 
     path: str
     guest: str
@@ -115,11 +116,22 @@ class Policy:
     accept_standstill: bool = False
     # Its scheduling rules are not those of the file (stepdown).
     lowered: bool = False
+    profile: str = "none"
+    pool: CpuSet | None = None
     lines: tuple[tuple[KeyPath, int], ...] = ()
 
     def at(self, *keys: str) -> str:
-        """``file:line`` of a key, or of the nearest key above it that is written."""
-        return f"{self.path}:{line_of(dict(self.lines), keys)}"
+        """``file:line`` of a key, or of the nearest key above it that is written. For a key that
+        the profile gave: the line of ``profile`` or ``guest``, and the profile's name."""
+        lines = dict(self.lines)
+        if not self.by_profile(*keys):
+            return f"{self.path}:{line_of(lines, keys)}"
+        place = ("profile",) if ("profile",) in lines else ("guest",)
+        return f"{self.path}:{line_of(lines, place)} (profile {self.profile})"
+
+    def by_profile(self, *keys: str) -> bool:
+        """Whether the value of a key is the profile's."""
+        return keys[:2] in PROFILES[self.profile] and keys[:2] not in dict(self.lines)
 
     def desired(self, setting: type[DeviceNumber]) -> int | None:
         """The value that the policy requires for a setting of devices: a number, True or False."""
@@ -138,7 +150,7 @@ class Policy:
         bare = Policy(
             self.path, self.guest, self.user, self.uid, self.irq, self.irq_set,
             drift=self.drift, accept_standstill=self.accept_standstill, lowered=self.lowered,
-            lines=self.lines,
+            profile=self.profile, pool=self.pool, lines=self.lines,
         )  # fmt: skip
         return self.moves_irqs is not None or self != bare
 
@@ -217,13 +229,16 @@ def host_keys(policy: Policy) -> frozenset[str]:
     desired = {
         "irq.set": policy.moves_irqs is not None,
         "scheduler.softirq": policy.softirq_sched is not None,
-        "scheduler.slice": slice_of(policy) > 0,
+        "scheduler.slice": slice_of(policy)[0] > 0,
         **{row.key: policy.desired(row) is not None for row in DEVICE_SETTINGS if row.of is Nic},
     }
     return frozenset(key for key, needed in desired.items() if needed)
 
 
-def slice_of(policy: Policy) -> int:
-    """The shortest time slice of class rr that the policy requires, in ms; 0 for none."""
-    rules = [*(rule_for(policy, role) for role in DATA_PLANE), policy.softirq_sched]
-    return min((r.slice_ms for r in rules if r is not None and r.slice_ms), default=0)
+def slice_of(policy: Policy) -> tuple[int, str]:
+    """The shortest time slice of class rr that the policy requires, in ms, and the key below
+    ``scheduler`` that requires it; 0 for none."""
+    rules = {role.value: rule_for(policy, role) for role in DATA_PLANE}
+    rules["softirq"] = policy.softirq_sched
+    found = ((rule.slice_ms, key) for key, rule in rules.items() if rule and rule.slice_ms)
+    return min(found, default=(0, ""))

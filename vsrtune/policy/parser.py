@@ -38,7 +38,7 @@ from vsrtune.policy.model import (
     by_hand,
     user_number,
 )
-from vsrtune.policy.schema import DEFAULT
+from vsrtune.policy.schema import DEFAULT, DEFAULT_PROFILE, PROFILES
 from vsrtune.policy.validation import line_of, structural
 from vsrtune.policy.yaml_reader import Document, KeyPath, dotted, read, shown
 
@@ -57,6 +57,7 @@ def parse(text: str, path: str) -> Policy:
     """
     document = read(text, path)
     require_mapping(document, path, "write keys such as guest: NAME")
+    document.data = _with_profile(document.data)
     broken = structural(document, path)
     reader = _Reader(document.lines, path, {keys for keys, _ in broken})
     policy = reader.policy(document.data)
@@ -64,6 +65,18 @@ def parse(text: str, path: str) -> Policy:
     if errors:
         raise PolicyErrors(sorted(errors, key=lambda e: int(e.where.rpartition(":")[2])))
     return policy
+
+
+def _with_profile(data: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a file, and below them those of its profile."""
+    profile = data.get("profile", DEFAULT_PROFILE)
+    values = PROFILES.get(profile, {}) if isinstance(profile, str) else {}
+    merged = dict(data)
+    for (section, key), value in values.items():
+        written = merged.get(section, {})
+        if isinstance(written, dict):
+            merged[section] = {key: value, **written}
+    return merged
 
 
 def require_mapping(document: Document, path: str, hint: str, kind: str = "policy") -> None:
@@ -120,6 +133,7 @@ class _Reader:
             vhost=self.devices(data, "vhost"),
             napi=self.devices(data, "napi"),
             emulator=self.cpus(data, "cpus", "emulator"),
+            pool=self.cpu_list(self.get(data, "cpus", "pool"), ("cpus", "pool")),
             vcpu_sched=self.sched(data, "vcpu"),
             vhost_sched=self.sched(data, "vhost"),
             softirq_sched=self.sched(data, "softirq"),
@@ -133,6 +147,7 @@ class _Reader:
             drift=self.drift(data),
             placement=None if self.get(data, "placement") is None else AUTO,
             accept_standstill=self.get(data, "standstill") is not None,
+            profile=self.get(data, "profile") or DEFAULT_PROFILE,
             lines=tuple(self.lines.items()),
         )
         self.irq_places(policy)

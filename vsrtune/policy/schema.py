@@ -46,6 +46,24 @@ SETTINGS = {
     "queue.macvtap": "length of the macvtap queues",
 }
 SECTIONS = tuple(dict.fromkeys(name.partition(".")[0] for name in SETTINGS))
+
+_TURNS = {"class": "rr", "priority": 10, "slice": "8ms"}
+# The values of each profile, by section and key. A value that a policy writes replaces the whole
+# value of that key. Only what docs/results supports is a profile.
+PROFILES: dict[str, dict[tuple[str, str], Any]] = {
+    "router": {
+        ("cpus", "irq"): "auto",
+        ("cpus", "vcpu"): "auto",
+        ("cpus", "vhost"): "auto",
+        ("cpus", "emulator"): "auto",
+        ("scheduler", "vcpu"): _TURNS,
+        ("scheduler", "vhost"): _TURNS,
+        ("scheduler", "softirq"): {"class": "fifo", "priority": 10},
+    },
+    "none": {},
+}
+# The profile of a policy that names none.
+DEFAULT_PROFILE = "router"
 _RULES = [rule.value for rule in DriftRule]
 _EXPECTS = "enforce, adopt or report"
 
@@ -173,12 +191,34 @@ def _drift() -> dict[str, Any]:
     }
 
 
+def as_written(value: Any) -> str:
+    """A value of a profile as a policy writes it."""
+    if not isinstance(value, dict):
+        return str(value)
+    return f"{{{', '.join(f'{key}: {below}' for key, below in value.items())}}}"
+
+
+def _profiles() -> str:
+    """The description of the key ``profile``."""
+    keys: dict[str, list[str]] = {}
+    for key, value in PROFILES["router"].items():
+        keys.setdefault(as_written(value), []).append(".".join(key))
+    router = "; ".join(f"{value} for {', '.join(names)}" for value, names in keys.items())
+    return (
+        f"The values of the keys that the file does not write. router: {router}. none: nothing. "
+        "What the file writes replaces the profile's whole value of that key. There is no profile "
+        "of CPUs without classes: three threads of a router pinned to one CPU forwarded 0.76 of an "
+        "untuned one in overload. There is none for low delay or with budgets: no values for "
+        "routers of all sizes are known that do not lose."
+    )
+
+
 SCHEMA: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
     "$id": SCHEMA_ID,
     "title": "vsrtune policy",
     "description": "How the threads and queues of the guests that `guest` names are tuned. "
-    "A key that is not written is unset: what it governs is left alone.",
+    "A key that neither the file nor its profile has is unset: what it governs is left alone.",
     "type": "object",
     "required": ["guest"],
     "additionalProperties": False,
@@ -202,6 +242,12 @@ SCHEMA: dict[str, Any] = {
             "maxLength": 64,
             "x-pattern": "a user",
             "x-expects": "a user name or number, such as qemu or 64055",
+        },
+        "profile": {
+            "description": _profiles(),
+            "enum": list(PROFILES),
+            "x-expects": " or ".join(PROFILES),
+            "default": DEFAULT_PROFILE,
         },
         "attachment": {
             "description": "What the guest's macvtap interfaces stand on: macvtap, or our "
@@ -234,6 +280,11 @@ SCHEMA: dict[str, Any] = {
                     "CPUs that serve the interrupts of the NICs below the guest; no vcpu or "
                     "vhost thread is put there. Unset is auto: the CPUs are read from the host.",
                     auto=True,
+                ),
+                "pool": _cpus(
+                    "The CPUs among which auto chooses for vcpu, vhost and NAPI threads. Unset: "
+                    "all that are online.",
+                    auto=False,
                 ),
                 "vcpu": _cpu_map(
                     "CPUs of the vcpu threads: auto (one CPU each while CPUs last), one list "

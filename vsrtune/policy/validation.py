@@ -129,7 +129,7 @@ def _tell(
             yield where, f"{shown(value)} is below {part['minimum']}", hint
         case "maximum":
             yield where, f"{shown(value)} is above {part['maximum']}", hint
-        case "enum" if value == "deadline":
+        case "enum" if value == "deadline" and where[-1] == "class":
             yield where, "class deadline is for vcpu and vhost threads only", hint
         case "enum":
             yield where, f"{shown(value)} is not accepted", _suggest(value, part["enum"], hint)

@@ -34,7 +34,7 @@ def _run(release: str, vcpus: int, busy: bool, *, shared: bool) -> Run:
     cpus = 2 if shared else vcpus + 1
     name = f"{release}-{vcpus}-{'busy' if busy else 'idle'}" + (f"-on-{cpus}" if cpus > 2 else "")
     text = shipped("router")
-    text = text.replace("vcpu: auto", "vcpu: 1") if shared else text
+    text += "cpus: {vcpu: 1}\n" if shared else ""
     # One flow would reach one queue of several.
     traffic = {"size": 60, "flows": 1 if vcpus == 1 else 8}
     return Run(

@@ -37,7 +37,7 @@ def policy(
 ) -> str:
     """A policy with CPUs and scheduling for vcpu and vhost."""
     return (
-        f'guest: "{guest.ref}"\n'
+        f'guest: "{guest.ref}"\nprofile: none\n'
         f"cpus: {{irq: 0, vcpu: {vcpu_cpus}, vhost: {vhost_cpus}}}\n"
         f"scheduler:\n  vcpu: {vcpu}\n  vhost: {vhost}\n"
     )

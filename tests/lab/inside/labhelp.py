@@ -38,6 +38,7 @@ QUEUE = 300
 
 TUNED = f"""\
 guest: "{{guest}}"
+profile: none
 cpus:
   irq: {{irq}}
   vcpu: {{vcpu}}

@@ -334,7 +334,8 @@ def test_the_daemon_recovers_at_its_start(guest: LabGuest) -> None:
 def test_a_policy_switches_and_a_stop_switches_back(guest: LabGuest) -> None:
     before = picture(guest)
     labhelp.POLICIES.mkdir(parents=True, exist_ok=True)
-    (labhelp.POLICIES / "attach.yaml").write_text('guest: "*"\nattachment: napi-macvlan\n')
+    text = 'guest: "*"\nprofile: none\nattachment: napi-macvlan\n'
+    (labhelp.POLICIES / "attach.yaml").write_text(text)
     assert "unplug" in labhelp.vsrtune("plan", "-v").stdout
     assert labhelp.vsrtune("verify", check=False).returncode == 3
     labhelp.start()

@@ -144,7 +144,8 @@ def test_a_sleeping_thread_is_pending_until_it_has_run(
     unbooked: None, libvirt_guest: LabGuest, irq_cpus: set[int], engine: Engine
 ) -> None:
     workers = libvirt_guest.workers()
-    place = f'guest: "{libvirt_guest.ref}"\ncpus: {{irq: 0, vhost: 1}}\n'
+    head = f'guest: "{libvirt_guest.ref}"\nprofile: none\n'
+    place = f"{head}cpus: {{irq: 0, vhost: 1}}\n"
     engine.apply(place)
     deadlinehelp.wake(libvirt_guest)
     assert {hoststate.last_cpu(t) for t in workers} == {1}
@@ -229,7 +230,8 @@ def test_what_the_kernel_refuses_is_told(
         deadline_ns=10_000_000,
         period_ns=10_000_000,
     )
-    engine.apply(f'guest: "{libvirt_guest.ref}"\ncpus: {{irq: 0, vcpu: 1, vhost: 2}}\n')
+    head = f'guest: "{libvirt_guest.ref}"\nprofile: none\n'
+    engine.apply(f"{head}cpus: {{irq: 0, vcpu: 1, vhost: 2}}\n")
     deadlinehelp.wake(libvirt_guest)
     with pytest.raises(WriteError) as mask:
         ops.write(target, asked)

@@ -31,6 +31,7 @@ def policy(guest: LabGuest, cls: str) -> str:
     """Every vcpu and worker on one CPU, in one class."""
     return f"""\
 guest: "{guest.name}"
+profile: none
 standstill: accept
 cpus: {{irq: 0, vcpu: {CPU}, vhost: {CPU}}}
 scheduler:

@@ -18,6 +18,7 @@ from napihelp import DEVICE, broadcast, forward, on_the_module
 WORKER_CPU, NAPI_CPU = 1, 2
 POLICY = f"""\
 guest: "GUEST"
+profile: none
 cpus:
   irq: 0
   vhost:

@@ -14,8 +14,8 @@ INTERVAL = 2  # seconds; windows of load are as long
 RATE, SECONDS = 40_000, 600
 BUSY = 0.3
 
-LISTED = 'guest: "{guest}"\ncpus:\n  vcpu: {cpu}\n  vhost: {cpu}\n'
-PLACED = 'guest: "{guest}"\nplacement: auto\n'
+LISTED = 'guest: "{guest}"\nprofile: none\ncpus:\n  vcpu: {cpu}\n  vhost: {cpu}\n'
+PLACED = 'guest: "{guest}"\nprofile: none\nplacement: auto\n'
 
 
 def metric(name: str) -> float:

@@ -20,14 +20,14 @@ from labhelp import LabGuest
 
 SHIPPED = Path("/usr/share/vsrtune/policies/router.yaml")
 # With the CPU that auto refuses to several vcpus of one guest.
-FORCED = SHIPPED.read_text().replace("vcpu: auto", "vcpu: 1")
+FORCED = SHIPPED.read_text() + "cpus: {vcpu: 1}\n"
 SLICE = Path("/proc/sys/kernel/sched_rr_timeslice_ms")
 BOOTS = int(os.environ.get("LAB_BOOTS") or 1)
 LOADS = (300, 12000, 48000)
 # Below so many frames a router stands still; its first second is among them.
 ALIVE = 100
 FIRST = ("daemon", "guest")
-CLASS = "class: fifo, priority: 10"
+CLASS = "{class: fifo, priority: 10}"
 
 
 @pytest.fixture
@@ -150,14 +150,14 @@ def test_a_plan_that_can_stop_the_router_is_refused(
 ) -> None:
     if labhelp.lab_cpus() != 2:
         pytest.skip("needs a lab of two CPUs")
-    text = FORCED.replace("class: rr, priority: 10, slice: 8ms", CLASS)
+    text = f"{FORCED}scheduler: {{vcpu: {CLASS}, vhost: {CLASS}}}\n"
     (labhelp.POLICIES / "router.yaml").write_text(text)
     shown = labhelp.vsrtune("plan", check=False)
     assert "keep it from running" in shown.stdout + shown.stderr
     labhelp.vsrtune("apply", check=False)
     for tid in libvirt_guest.data_plane():
         assert hoststate.sched(tid).startswith("policy=0 ")
-    (labhelp.POLICIES / "router.yaml").write_text(text + "\nstandstill: accept\n")
+    (labhelp.POLICIES / "router.yaml").write_text(text + "standstill: accept\n")
     labhelp.vsrtune("apply")
     for tid in libvirt_guest.data_plane():
         assert hoststate.sched(tid).startswith("policy=1 ")

@@ -17,7 +17,7 @@ from vsrtune.core.exit_codes import ExitCode
 
 HOST = str(recorded_hosts.file("trixie-e1000e"))
 ROOT = ("--root", HOST)
-GOOD = "guest: vr1\ncpus: {irq: 0, vcpu: 1, vhost: 2}\n"
+GOOD = "guest: vr1\ncpus: {irq: 0, vcpu: 1, vhost: 2}\nprofile: none\n"
 
 
 @dataclass(frozen=True)
@@ -130,10 +130,10 @@ CASES = (
     host("policy init nobody", 1, "nobody: no such guest is running"),
     host("plan --json --guest vr1", 2, "--json stores the plan, which is of all guests"),
     host("plan --detailed-exitcode", 3),
-    host("plan", 5, text="guest: vr1\ncpus: {vcpu: 77}\n"),
-    host("verify", 5, "vr1: refused", text="guest: vr1\ncpus: {vcpu: 77}\n"),
-    host("verify", 4, "nothing was compared: no policy sets", text="guest: vr9\nqueue: {macvtap: 9}\n"),
-    host("verify", 4, "nothing was compared: no policy sets", text="guest: vr1\n"),
+    host("plan", 5, text="guest: vr1\ncpus: {vcpu: 77}\nprofile: none\n"),
+    host("verify", 5, "vr1: refused", text="guest: vr1\ncpus: {vcpu: 77}\nprofile: none\n"),
+    host("verify", 4, "nothing was compared: no policy sets", text="guest: vr9\nqueue: {macvtap: 9}\nprofile: none\n"),
+    host("verify", 4, "nothing was compared: no policy sets", text="guest: vr1\nprofile: none\n"),
     host("status", 2, text="guest: vr1\nwrong: 1\n"),
     Bad(f"verify --policies @ --root {HOST}", 4, ("nothing was compared: there is no policy",)),
 )  # fmt: skip

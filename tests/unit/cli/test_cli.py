@@ -26,7 +26,7 @@ from vsrtune.host.filesystem import boot_id
 from vsrtune.model.guest import Sched, SchedClass
 from vsrtune.model.snapshot import Problem, Snapshot
 
-GOOD = 'guest: "*"\ncpus: {vcpu: 1, vhost: 2}\nqueue: {macvtap: 300}\n'
+GOOD = 'guest: "*"\ncpus: {vcpu: 1, vhost: 2}\nqueue: {macvtap: 300}\nprofile: none\n'
 REPO = Path(__file__).resolve().parents[3]
 
 
@@ -100,7 +100,7 @@ class TestShow:
     def test_what_was_changed_is_shown_where_it_makes_the_plan_refuse(self, run: Cli) -> None:
         turns = "{class: rr, priority: 10}"
         one_cpu = f"cpus: {{vcpu: 2, vhost: 2}}\nscheduler: {{vcpu: {turns}, vhost: {turns}}}\n"
-        run.policy(f'guest: "*"\n{one_cpu}drift: {{scheduler.vhost: report}}\n')
+        run.policy(f'guest: "*"\n{one_cpu}drift: {{scheduler.vhost: report}}\nprofile: none\n')
         assert run("apply") == 0
         run.host.change("vhost", sched=Sched(SchedClass.OTHER))
         assert run("verify") != 0
@@ -160,7 +160,7 @@ class TestPlanAndApply:
         assert not run.journal.exists()
 
     def test_refusal_has_an_exit_code_of_its_own(self, run: Cli) -> None:
-        run.policy('guest: "*"\ncpus: {vcpu: 77}\n')
+        run.policy('guest: "*"\ncpus: {vcpu: 77}\nprofile: none\n')
         assert run("plan") == run("plan", "--json") == ExitCode.REFUSED
         assert run("plan") == ExitCode.REFUSED
         assert "Refused" in run.out
@@ -193,7 +193,7 @@ class TestPlanAndApply:
         run.policy(GOOD)
         before = run.host.snapshot
         run("apply")
-        run.policy('guest: "*"\ncpus: {vcpu: 1, vhost: 2}\n')
+        run.policy('guest: "*"\ncpus: {vcpu: 1, vhost: 2}\nprofile: none\n')
         assert run("verify") == ExitCode.DIFFERS
         assert "no policy asks for it any more" in run.out
         run("plan", "-v")
@@ -363,7 +363,7 @@ class TestNothingRead:
         assert run.err.endswith("nothing was compared: there is no policy\n")
 
     def test_verify_where_no_guest_runs_that_a_policy_names(self, run: Cli) -> None:
-        path = run.policy("guest: vr9\ncpus: {vcpu: 1}\n")
+        path = run.policy("guest: vr9\ncpus: {vcpu: 1}\nprofile: none\n")
         assert run("verify") == ExitCode.UNREAD
         assert run.out == f"{path}:1: no running guest matches 'vr9'\n"
         assert "nothing was compared" in run.err
@@ -384,7 +384,7 @@ class TestNothingRead:
     def test_guests_that_could_not_be_looked_at(
         self, run: Cli, problem: Problem, guest: str
     ) -> None:
-        run.policy(f'guest: "{guest}"\ncpus: {{vcpu: 1}}\n')
+        run.policy(f'guest: "{guest}"\ncpus: {{vcpu: 1}}\nprofile: none\n')
         run("apply")
         run.host.snapshot = replace(run.host.snapshot, problems=(problem,))
         for command in ("plan", "apply", "verify"):
@@ -396,7 +396,7 @@ class TestNothingRead:
     def test_plain_qemu_needs_no_libvirt(self, run: Cli) -> None:
         run.host.start(samples.guest("pq1", 200, "qemu"))
         run.host.snapshot = replace(run.host.snapshot, problems=(LIBVIRT,))
-        run.policy('guest: "qemu:*"\ncpus: {vcpu: 1}\n')
+        run.policy('guest: "qemu:*"\ncpus: {vcpu: 1}\nprofile: none\n')
         assert run("plan") == run("apply") == run("verify") == 0
 
     def test_a_difference_is_told_though_not_all_could_be_read(self, run: Cli) -> None:
@@ -571,6 +571,17 @@ def test_a_guest_with_an_awkward_name_is_shown(run: Cli) -> None:
     run.host.start(guest)
     assert run("show") == 0
     assert "Guest vr [x] 1.ü\\udcff (" in run.out
+
+
+def test_check_tells_of_a_policy_that_asks_for_nothing(run: Cli, tmp_path: Path) -> None:
+    one, none = tmp_path / "one.yaml", tmp_path / "none.yaml"
+    one.write_text("guest: vr1\n")
+    none.write_text("guest: vr2\nprofile: none\n")
+    assert run("policy", "check", str(one), str(none)) == 0
+    assert run.out == (
+        f"{one}: good\n"
+        f"{none}: good, but it asks for nothing: remove profile: none, or write settings\n"
+    )
 
 
 def test_check_without_files_is_as_careful_as_the_daemon(run: Cli, tmp_path: Path) -> None:

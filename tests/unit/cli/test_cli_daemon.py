@@ -13,7 +13,7 @@ from vsrtune.core.errors import PolicyError
 from vsrtune.observe.config_files import load_dirs
 from vsrtune.policy.model import Policy
 
-GOOD = "guest: vr1\ncpus: {vcpu: 1, vhost: 2}\n"
+GOOD = "guest: vr1\ncpus: {vcpu: 1, vhost: 2}\nprofile: none\n"
 
 
 @pytest.fixture

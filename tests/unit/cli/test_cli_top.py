@@ -21,7 +21,7 @@ from vsrtune.plan.safety.invariants import PlanError
 REPO = Path(__file__).resolve().parents[3]
 HOST = REPO / "tests/hosts/trixie-e1000e.json"
 FAST = ("top", "--interval", "0.1", "--root", str(HOST))
-POLICY = 'guest: "vr*"\ncpus: {irq: 0, vcpu: 1, vhost: 2}\n'
+POLICY = 'guest: "vr*"\ncpus: {irq: 0, vcpu: 1, vhost: 2}\nprofile: none\n'
 
 
 @pytest.fixture(autouse=True)

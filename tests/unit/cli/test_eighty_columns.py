@@ -17,8 +17,8 @@ POLICIES = {
     "router": 'guest: "vr*"\ncpus: {irq: auto, vcpu: auto, vhost: auto, emulator: auto}\n'
     "scheduler:\n  vcpu: {class: rr, priority: 10, slice: 8ms}\n"
     "  vhost: {class: rr, priority: 10, slice: 8ms}\n  softirq: {class: fifo, priority: 10}\n",
-    "refused": 'guest: "*"\ncpus: {vcpu: 77}\n',
-    "moved": 'guest: "*"\ncpus: {irq: "0"}\nirq: {set: true}\nattachment: napi-macvlan\n',
+    "refused": 'guest: "*"\ncpus: {vcpu: 77}\nprofile: none\n',
+    "moved": 'guest: "*"\ncpus: {irq: "0"}\nirq: {set: true}\nattachment: napi-macvlan\nprofile: none\n',
 }
 COMMANDS = (
     "show", "status", "plan", "plan -v", "verify", "doctor", "top --once --interval 100ms",

@@ -57,7 +57,7 @@ def test_whoever_holds_the_journal_is_named(run: Cli) -> None:  # noqa: F811
 
 
 def test_what_is_wrong_comes_with_its_place(run: Cli) -> None:  # noqa: F811
-    run.policy('guest: "*"\ncpus: {vcpu: 77}\n')
+    run.policy('guest: "*"\ncpus: {vcpu: 77}\nprofile: none\n')
     assert run("status") == ExitCode.DIFFERS
     assert rows(run.out, "What is wrong\n")[0][:2] == ["vr1", "refused:"]
     bad = run.policy("guest: vr1\nwrong: 1\n")
@@ -91,7 +91,7 @@ def test_more_guests_than_fit_are_counted(run: Cli) -> None:  # noqa: F811
 
 def test_verify_as_json(run: Cli) -> None:  # noqa: F811
     assert run("verify", "--json") == ExitCode.UNREAD
-    idle = run.policy("guest: vr9\nqueue: {macvtap: 9}\n", "a.yaml")
+    idle = run.policy("guest: vr9\nqueue: {macvtap: 9}\nprofile: none\n", "a.yaml")
     run.policy(GOOD)
     assert run("verify", "--json") == ExitCode.DIFFERS
     told = json.loads(run.out)

@@ -26,7 +26,7 @@ from vsrtune.model.guest import ThreadKey
 from vsrtune.model.load import DropPlace, HostSample, Reading
 from vsrtune.model.snapshot import Snapshot
 
-GOOD = "guest: vr1\ncpus: {vcpu: 1, vhost: 2}\n"
+GOOD = "guest: vr1\ncpus: {vcpu: 1, vhost: 2}\nprofile: none\n"
 SECOND = 10**9
 
 
@@ -338,8 +338,8 @@ class TestCommand:
         [
             ("guest: nobody\n", 1, "no running guest matches"),
             ("guest: vr1\nqueues: 1\n", 2, "draft.yaml:2"),
-            ("guest: vr1\n", ExitCode.UNDECIDED, "Nothing to try"),
-            ("guest: vr1\ncpus: {vcpu: 99}\n", ExitCode.REFUSED, ""),
+            ("guest: vr1\nprofile: none\n", ExitCode.UNDECIDED, "Nothing to try"),
+            ("guest: vr1\ncpus: {vcpu: 99}\nprofile: none\n", ExitCode.REFUSED, ""),
         ],
     )
     def test_what_cannot_be_tried(self, tried: Host, text: str, code: int, said: str) -> None:

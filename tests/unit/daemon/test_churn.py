@@ -37,9 +37,10 @@ scheduler:
   vcpu: {class: rr, priority: 7}
   vhost: {class: rr, priority: 7}
 queue: {macvtap: 300}
+profile: none
 """
-QUEUES = 'guest: "edge*"\nqueue: {macvtap: 200}\n'
-CORE = 'guest: "core*"\ncpus: {vcpu: "1-2", vhost: 3}\n'
+QUEUES = 'guest: "edge*"\nqueue: {macvtap: 200}\nprofile: none\n'
+CORE = 'guest: "core*"\ncpus: {vcpu: "1-2", vhost: 3}\nprofile: none\n'
 
 
 def parsed(*texts: str) -> tuple[Policy, ...]:

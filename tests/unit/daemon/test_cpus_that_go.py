@@ -20,6 +20,7 @@ POLICY = """\
 guest: "*"
 cpus: {irq: 0, vcpu: auto, vhost: auto}
 scheduler: {vcpu: {class: rr, priority: 10}, vhost: {class: rr, priority: 10}}
+profile: none
 """
 
 

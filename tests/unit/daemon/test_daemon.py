@@ -384,7 +384,9 @@ class TestPass:
         self, host: FakeHost, passes: Reconciler
     ) -> None:
         passes.run()
-        passes.reload(policies('guest: "*"\ncpus: {vcpu: 1}\nqueue: {macvtap: 200}\n'))
+        passes.reload(
+            policies('guest: "*"\ncpus: {vcpu: 1}\nqueue: {macvtap: 200}\nprofile: none\n')
+        )
         passes.run()
         assert thread(host, Role.VCPU).sched == Sched()
         assert thread(host, Role.VCPU).affinity == CpuSet([1])
@@ -424,7 +426,7 @@ class TestPass:
     def test_a_guest_that_failed_and_is_as_asked_or_gone_is_not_waited_for(
         self, host: FakeHost, passes: Reconciler, clock: Clock
     ) -> None:
-        passes.policies = policies('guest: "*"\nqueue: {macvtap: 300}\n')
+        passes.policies = policies('guest: "*"\nqueue: {macvtap: 300}\nprofile: none\n')
         host.fail["txqueuelen"] = WriteError("busy", lasting=Lasting.TRANSIENT)
         passes.run()
         clock.now += 1
@@ -446,7 +448,7 @@ class TestPass:
     def test_a_guest_that_failed_and_is_put_off_is_neither_waited_for_nor_healed(
         self, host: FakeHost, passes: Reconciler, clock: Clock, how: str
     ) -> None:
-        both = policies('guest: "*"\nqueue: {macvtap: 300}\n')
+        both = policies('guest: "*"\nqueue: {macvtap: 300}\nprofile: none\n')
         passes.policies = both
         host.fail["txqueuelen"] = WriteError("busy", lasting=Lasting.TRANSIENT)
         passes.run()
@@ -455,7 +457,7 @@ class TestPass:
         if how == "busy":
             host.snapshot = replace(before, guests=(replace(guest, busy=True),))
         elif how == "refused":
-            passes.policies = both + policies("guest: v*\nqueue: {macvtap: 300}\n")
+            passes.policies = both + policies("guest: v*\nqueue: {macvtap: 300}\nprofile: none\n")
         else:
             host.snapshot = replace(before, guests=())
         clock.now += 60
@@ -668,7 +670,7 @@ class TestLoop:
         assert running.states[-1].reload_success
 
     def test_reload_takes_the_new_policy(self, host: FakeHost, running: Running) -> None:
-        running.load = lambda: policies('guest: "*"\nqueue: {macvtap: 123}\n')
+        running.load = lambda: policies('guest: "*"\nqueue: {macvtap: 123}\nprofile: none\n')
         running.daemon.ask_reload()
         running.until(lambda: running.notifier.heard.count("READY") == 2)
         assert host.snapshot.guests[0].interfaces[0].txqueuelen == 123
@@ -681,7 +683,7 @@ class TestLoop:
 
         def load() -> tuple[Policy, ...]:
             reads.append(time.monotonic())
-            return policies('guest: "*"\nqueue: {macvtap: 123}\n')
+            return policies('guest: "*"\nqueue: {macvtap: 123}\nprofile: none\n')
 
         running.load = load
         for _ in range(5):
@@ -790,7 +792,7 @@ def test_a_queue_that_an_earlier_version_adapted_is_restored(
             action = Action(target, old, new, reason)
             assert executor.apply(Plan((action,)), host, first).failed == ()
     with Journal.open(path, samples.BOOT) as second:
-        named = parse('guest: "*"\n' + queue, "test.yaml")
+        named = parse('guest: "*"\nprofile: none\n' + queue, "test.yaml")
         passes = Reconciler(host, host, second, (named,))
         passes.recover()
         passes.run()

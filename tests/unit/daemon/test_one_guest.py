@@ -37,6 +37,7 @@ guest: "*"
 cpus: {irq: "0", vcpu: auto, vhost: auto}
 scheduler: {vcpu: {class: rr, priority: 7}, vhost: {class: rr, priority: 7}}
 queue: {macvtap: 300}
+profile: none
 """
 
 

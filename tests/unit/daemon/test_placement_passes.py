@@ -22,8 +22,8 @@ from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 
 SECOND = 10**9
-LISTED = 'guest: "*"\ncpus:\n  irq: 0\n  vcpu: 1\n  vhost: 1\n'
-PLACED = 'guest: "*"\nplacement: auto\ncpus:\n  irq: 0\n'
+LISTED = 'guest: "*"\ncpus:\n  irq: 0\n  vcpu: 1\n  vhost: 1\nprofile: none\n'
+PLACED = 'guest: "*"\nplacement: auto\ncpus:\n  irq: 0\nprofile: none\n'
 
 
 class Machine:

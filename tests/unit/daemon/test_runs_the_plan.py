@@ -107,7 +107,7 @@ def test_each_reload_runs_the_plan_that_is_printed(
     assert journal.entries() == ()
 
 
-VCPU = 'guest: "*"\ncpus: {vcpu: 1}\n'
+VCPU = 'guest: "*"\ncpus: {vcpu: 1}\nprofile: none\n'
 AWAY = WriteError("libvirt is away", lasting=Lasting.TRANSIENT)
 
 
@@ -128,7 +128,7 @@ def daemon(host: FakeHost, journal: Journal) -> Daemon:
 
 
 def test_releases_come_first_and_in_the_plan(daemon: Daemon) -> None:
-    shown = daemon.reload(policies('guest: "*"\ncpus: {vcpu: 1, vhost: 3}\n'))
+    shown = daemon.reload(policies('guest: "*"\ncpus: {vcpu: 1, vhost: 3}\nprofile: none\n'))
     kinds = [(a.target.kind, a.release) for a in shown.actions]
     assert kinds == [
         ("thread-sched", True),
@@ -167,14 +167,14 @@ def test_a_release_that_fails_stops_its_guest_only_and_undoes_no_other_release(
         real(target, value)
 
     host.write = write  # type: ignore[method-assign]
-    daemon.passes.reload(policies('guest: "*"\nqueue: {macvtap: 200}\n'))
+    daemon.passes.reload(policies('guest: "*"\nqueue: {macvtap: 200}\nprofile: none\n'))
     daemon.passes.run()
     assert {g.ref: g.tuned for g in daemon.passes.state.guests} == {"vr1": False, "vr2": True}
     assert [g.interfaces[0].txqueuelen for g in host.snapshot.guests] == [300, 200]
     left = {e.target.kind for e in journal.entries(frozenset(["vr1"]))}
     assert left == {"vcpu-pin", "txqueuelen"}
     host.write = real  # type: ignore[method-assign]
-    daemon.reload(policies('guest: "*"\nqueue: {macvtap: 200}\n'))
+    daemon.reload(policies('guest: "*"\nqueue: {macvtap: 200}\nprofile: none\n'))
     assert [g.interfaces[0].txqueuelen for g in host.snapshot.guests] == [200, 200]
 
 
@@ -182,7 +182,7 @@ def test_a_setting_that_fails_keeps_the_releases_of_its_guest(
     daemon: Daemon, host: FakeHost
 ) -> None:
     host.fail["thread-affinity"] = AWAY
-    daemon.passes.reload(policies('guest: "*"\ncpus: {vcpu: 2, vhost: 3}\n'))
+    daemon.passes.reload(policies('guest: "*"\ncpus: {vcpu: 2, vhost: 3}\nprofile: none\n'))
     daemon.passes.run()
     (guest,) = host.snapshot.guests
     assert guest.by_role(Role.VCPU)[0].sched == Sched()

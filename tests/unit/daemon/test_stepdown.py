@@ -39,14 +39,16 @@ scheduler:
   vhost: {class: fifo, priority: 9}
 queue: {macvtap: 300}
 standstill: accept
+profile: none
 """
-PINS = 'guest: "*"\ncpus: {vcpu: 1, vhost: 1}\n'
+PINS = 'guest: "*"\ncpus: {vcpu: 1, vhost: 1}\nprofile: none\n'
 BUDGETS = """\
 guest: "*"
 cpus: {vcpu: 1, vhost: 1}
 scheduler:
   vcpu: {class: deadline, runtime: 4ms, period: 10ms}
   vhost: {class: fifo, priority: 9}
+profile: none
 """
 WHY = "vcpu 1 has waited"
 ROLES = (Role.VCPU, Role.VHOST)
@@ -252,7 +254,7 @@ def test_commands_see_what_the_daemon_runs(
 
 def test_only_a_new_policy_of_the_guest_itself_ends_it(host: FakeHost, passes: Reconciler) -> None:
     passes.step_down("vr1", WHY, StepLevel.POLICY)
-    other = policy('guest: "vr2"\nqueue: {macvtap: 5}\n')
+    other = policy('guest: "vr2"\nqueue: {macvtap: 5}\nprofile: none\n')
     passes.reload((*policies(FIFO), other))
     passes.reload(passes.policies)
     passes.run()

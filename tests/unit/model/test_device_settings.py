@@ -70,7 +70,7 @@ def test_policies_have_its_key_and_its_drift(row: Row) -> None:
     section, key = row.key.split(".")
     kind = SCHEMA["properties"][section]["properties"][key]["type"]
     text, value = {"boolean": ("true", True), "integer": ("3", 3)}[kind]
-    policy = parse(f"guest: vr1\n{section}: {{{key}: {text}}}\n", "p")
+    policy = parse(f"guest: vr1\n{section}: {{{key}: {text}}}\nprofile: none\n", "p")
     assert policy.desired(row) is not None
     assert policy.devices == ((row.key, value),)
     assert row.key in SETTINGS

@@ -20,7 +20,7 @@ NAMES = [
     "a\nb", "a\r\x1b[2Jb", "a\"b'c", "a,b", "a\\b", "n" * 250, "ü" * 125, " ", "-x", "a%s{b}",
     "a: b # c", "\u202ebackwards",
 ]  # fmt: skip
-POLICY = "cpus: {irq: 0, vcpu: 1}\nscheduler: {vcpu: {class: rr, priority: 5}}\n"
+POLICY = "cpus: {irq: 0, vcpu: 1}\nscheduler: {vcpu: {class: rr, priority: 5}}\nprofile: none\n"
 
 
 def plan_for(name: str) -> tuple[Plan, str]:

@@ -34,6 +34,7 @@ cpus: {{irq: 0, vcpu: auto, vhost: auto}}
 scheduler:
   vcpu: {{class: fifo, priority: 10}}
   vhost: {{class: fifo, priority: 10}}
+profile: none
 """
 
 
@@ -480,6 +481,7 @@ guest: vr1
 cpus: {irq: 0, vcpu: 1}
 scheduler:
   vcpu: {class: deadline, runtime: 2ms, period: 10ms}
+profile: none
 """
 
 

@@ -52,6 +52,7 @@ scheduler:
   vcpu: {class: fifo, priority: 10}
   vhost: {class: fifo, priority: 10}
 queue: {macvtap: 50}
+profile: none
 """,
     "p",
 )
@@ -127,7 +128,7 @@ SOFTIRQ = snapshot(router(), on=host(softirq=dict.fromkeys(range(4), Sched())))
 )
 def test_a_softirq_thread_that_is_not_as_the_plan_says(spoilt: dict[str, Any]) -> None:
     policy = parse("guest: vr1\ncpus: {vcpu: 1}\nscheduler: {vcpu: {class: fifo, priority: 10}, "
-                   "softirq: {class: fifo, priority: 11}}\n", "p")  # fmt: skip
+                   "softirq: {class: fifo, priority: 11}}\nprofile: none\n", "p")  # fmt: skip
     good = plan(SOFTIRQ, [policy])
     check(SOFTIRQ, good, {})
     actions = tuple(replace(a, **spoilt) if a.target.guest == HOST_REF else a for a in good.actions)
@@ -181,7 +182,7 @@ def test_emulator_may_widen_beside_workers() -> None:
 # -- where interrupts are served: from the snapshot and the plan
 
 
-AUTO = parse("guest: '*'\ncpus: {vcpu: auto, vhost: auto}\n", "p")
+AUTO = parse("guest: '*'\ncpus: {vcpu: auto, vhost: auto}\nprofile: none\n", "p")
 ON_P0 = router(interfaces=[macvtap(10, "p0")])
 
 

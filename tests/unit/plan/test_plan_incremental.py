@@ -37,7 +37,7 @@ NAMES = ("vr1", "vr2", "vr3", "vr4")
 def policies(kind: str) -> tuple[Policy, ...]:
     text = POLICIES[kind]
     more = "" if kind == "queue-only" else f"{SCHEDULING}\nqueue: {{macvtap: 300}}"
-    return (parse(f'guest: "*"\n{text}\n{more}\n', "test.yaml"),)
+    return (parse(f'guest: "*"\n{text}\n{more}\nprofile: none\n', "test.yaml"),)
 
 
 def host() -> Snapshot:
@@ -142,7 +142,9 @@ def test_a_guest_that_comes_under_auto_is_planned_with_all() -> None:
 
 def test_a_guest_that_two_policies_name_is_planned_with_all() -> None:
     texts = ('guest: "vr*"', 'guest: "*9"')
-    wanted = tuple(parse(f"{text}\nqueue: {{macvtap: 200}}\n", text) for text in texts)
+    wanted = tuple(
+        parse(f"{text}\nqueue: {{macvtap: 200}}\nprofile: none\n", text) for text in texts
+    )
     whole = plan_with_releases(host(), wanted, ()).whole
     assert whole is not None
     alone = replace(host(), guests=(samples.guest("vr9", 900),))

@@ -21,7 +21,7 @@ from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 
 RX = IrqAffinity(HOST_REF, 24, "p0-rx-0")
-SET = 'guest: "{}"\ncpus: {{irq: 0}}\nirq: {{set: true}}\n'
+SET = 'guest: "{}"\ncpus: {{irq: 0}}\nirq: {{set: true}}\nprofile: none\n'
 ZERO = CpuSet([0])
 
 
@@ -75,7 +75,7 @@ def test_a_policy_that_no_longer_asks_is_released_on_reload(
     before = host.snapshot.host.nics
     passes = Reconciler(host, host, journal, policies("vr1"))
     passes.run()
-    passes.reload((parse("guest: vr1\ncpus: {irq: 0}\n", "vr1.yaml"),))
+    passes.reload((parse("guest: vr1\ncpus: {irq: 0}\nprofile: none\n", "vr1.yaml"),))
     passes.run()
     assert host.snapshot.host.nics == before
 
@@ -85,7 +85,7 @@ def test_a_guest_that_is_spared_keeps_only_what_its_own_policy_needs_of_the_host
     host: FakeHost, journal: Journal, how: str
 ) -> None:
     before = host.snapshot.host.nics
-    other = "guest: vr2\nqueue: {macvtap: 300}\n"
+    other = "guest: vr2\nqueue: {macvtap: 300}\nprofile: none\n"
     refused = ", vcpu: 9" if how == "refused" else ""
     if how == "busy":
         first, second = host.snapshot.guests

@@ -29,7 +29,10 @@ def imitated(*, cpus: int = 8, kernel: str = "6.12", vcpus: int = 1) -> Imitated
 
 def ask(**texts: str) -> tuple[Policy, ...]:
     """Policies by guest."""
-    return tuple(parse(f"guest: {name}\n{text}\n", f"{name}.yaml") for name, text in texts.items())
+    return tuple(
+        parse(f"guest: {name}\n{text}\nprofile: none\n", f"{name}.yaml")
+        for name, text in texts.items()
+    )
 
 
 def kinds(plan: Plan) -> list[tuple[str, bool]]:

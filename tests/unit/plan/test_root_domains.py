@@ -41,6 +41,7 @@ cpus: {{vcpu: {vcpu}, vhost: {vhost}}}
 scheduler:
   vcpu: {{class: deadline, runtime: 2ms, period: 10ms}}
   vhost: {{class: deadline, runtime: 1ms, period: 10ms}}
+profile: none
 """
 
 
@@ -121,6 +122,17 @@ def test_other_cpus_mean_leaving_the_root_domain_and_making_another() -> None:
     assert max(leaving) < order.index("partition")
 
 
+def test_a_pool_without_the_root_domain_of_a_thread_is_refused() -> None:
+    """A thread that auto has given a budget keeps its CPUs."""
+    auto = policy(vcpu="auto", vhost="auto")
+    seen, ours = applied(new(), auto)
+    known = entries(new(), ours, auto)
+    for pool, refused in (("1-2", []), ("2", ["vcpu 0 is of class deadline on CPU 1"])):
+        made = full_plan(seen, [replace(auto, pool=cpus(pool))], known)
+        told = [r.reason.removeprefix("cpus.pool: ").partition(",")[0] for r in made.refusals]
+        assert (told, made.actions) == (refused, ())
+
+
 def test_cpus_that_a_cgroup_above_does_not_list_are_refused() -> None:
     seen, ours = applied(new(), policy())
     groups = tuple(
@@ -135,7 +147,7 @@ def test_cpus_that_a_cgroup_above_does_not_list_are_refused() -> None:
 
 def test_budgets_that_are_asked_no_more_are_taken_back_whole() -> None:
     seen, ours = applied(new(), policy())
-    plainer = parse("guest: vr1\ncpus: {vcpu: 1, vhost: 2}\n", "vr1.yaml")
+    plainer = parse("guest: vr1\ncpus: {vcpu: 1, vhost: 2}\nprofile: none\n", "vr1.yaml")
     made = full_plan(seen, [plainer], entries(new(), ours))
     final = project_actions(seen, made.actions)
     assert {t.sched for t in final.guests[0].threads} == {Sched()}
@@ -196,11 +208,11 @@ def test_a_guest_that_the_plan_moves_away_is_not_pushed_off() -> None:
     )  # fmt: skip
     seen = with_cpusets(snapshot(router(online="0-2"), other, on=host(3)))
     budgets = parse(
-        "guest: vr1\ncpus: {vcpu: 2}\n"
+        "guest: vr1\ncpus: {vcpu: 2}\nprofile: none\n"
         "scheduler: {vcpu: {class: deadline, runtime: 2ms, period: 10ms}}\n",
         "vr1.yaml",
     )
-    made = plan(seen, [budgets, parse("guest: vr2\ncpus: {vcpu: 1}\n", "vr2.yaml")])
+    made = plan(seen, [budgets, parse("guest: vr2\ncpus: {vcpu: 1}\nprofile: none\n", "vr2.yaml")])
     assert made.refusals == ()
     final = project(seen, made)
     assert [str(g.by_role(Role.VCPU)[0].affinity) for g in final.guests] == ["2", "1"]

@@ -67,7 +67,7 @@ def test_auto_has_no_two_vcpus_of_a_guest_share_a_cpu(
     vcpus: int, asked: str, refused: bool
 ) -> None:
     seen = snapshot(router(online="0-1", vcpus=vcpus), on=host(2, [nic("p0", "0")]))
-    policy = parse(f"guest: vr1\ncpus: {{irq: 0, vcpu: {asked}}}\n", "p.yaml")
+    policy = parse(f"guest: vr1\ncpus: {{irq: 0, vcpu: {asked}}}\nprofile: none\n", "p.yaml")
     told = plan(seen, [policy]).refusals
     assert [f"its {vcpus} vcpus would share CPUs 1" in r.reason for r in told] == [True] * refused
 
@@ -76,7 +76,10 @@ def test_auto_has_no_two_vcpus_of_a_guest_share_a_cpu(
 def test_the_cpu_that_auto_leaves_free_is_none_of_a_guests_own(vcpus: int, refused: bool) -> None:
     """Where no interrupts are served auto leaves one CPU to everything else."""
     guest = router(online="0-1", vcpus=vcpus, interfaces=())
-    told = plan(snapshot(guest, on=host(2, [])), [parse("guest: vr1\ncpus: {vcpu: auto}\n", "p")])
+    told = plan(
+        snapshot(guest, on=host(2, [])),
+        [parse("guest: vr1\ncpus: {vcpu: auto}\nprofile: none\n", "p")],
+    )
     assert ["vcpus would share CPUs" in r.reason for r in told.refusals] == [True] * refused
 
 

@@ -114,7 +114,7 @@ def test_one_cpu_leaves_nothing_but_the_name_and_the_reasons() -> None:
     policy = holds(seen, guest)
     assert (policy.vcpu, policy.vcpu_sched) == (None, None)
     text = start(seen, guest).text
-    assert "refused here: pins and equal realtime priorities: " in text
+    assert "refused here: profile router: " in text
 
 
 def test_interrupts_everywhere_get_a_cpu_by_hand_and_no_realtime() -> None:
@@ -123,9 +123,12 @@ def test_interrupts_everywhere_get_a_cpu_by_hand_and_no_realtime() -> None:
     policy = holds(seen, guest)
     assert policy.irq == cpus("0")
     assert policy.vcpu_sched == SchedRule(SchedClass.BATCH)
-    assert "served on every online CPU" in start(seen, guest).text
+    text = " ".join(start(seen, guest).text.replace("#", " ").split())
+    assert "served on every online CPU" in text
     # What its comment offers moves them, and is no refusal.
-    moved = parse('guest: vr1\ncpus: {irq: "0", vcpu: auto}\nirq: {set: true}\n', "p.yaml")
+    moved = parse(
+        'guest: vr1\ncpus: {irq: "0", vcpu: auto}\nirq: {set: true}\nprofile: none\n', "p.yaml"
+    )
     assert "irq: {set: true} moves them" in start(seen, guest).text
     assert plan(seen, [moved]).refusals == ()
 
@@ -138,12 +141,16 @@ def test_moved_interrupts_are_offered_where_they_leave_a_cpu_to_threads() -> Non
     assert found
     assert "on CPU 0, which leaves CPU 1 to threads" in " ".join(second.replace("#", "").split())
     assert parse(first, "p.yaml").moves_irqs is None
-    lines = second[second.index("# guest:") : second.index("# Every key")].splitlines()
+    lines = second[second.index("# guest:") : second.index("# The threads")].splitlines()
     moved = parse("\n".join(line.removeprefix("#").removeprefix(" ") for line in lines), "p.yaml")
     assert moved.moves_irqs == cpus("0")
     again = plan(seen, [moved])
     assert again.refusals == ()
     assert any(action.target.kind == "irq-affinity" for action in again.actions)
+    # Both placements are shown.
+    places = " ".join(first.split()), " ".join(second.replace("#", " ").split())
+    assert "vcpu: auto # vcpu 0 on 2, vcpu 1 on 3" in places[0]
+    assert "cpus.vcpu: vcpu 0 on 1, vcpu 1 on 2" in places[1]
     # One CPU that serves them all cannot be freed.
     assert "second" not in start(snapshot(guest, on=host(4, {"p0": "0", "p1": "0"})), guest).text
 
@@ -176,7 +183,7 @@ def test_a_kernel_that_refuses_realtime() -> None:
 def test_policies_that_are_there_count() -> None:
     """A guest whose lists leave one CPU: the new guest shares it, and nobody is refused."""
     first, second = router(), router("vr2", 2000)
-    theirs = parse("guest: vr1\ncpus: {vcpu: 1, vhost: 2}\n", "vr1.yaml")
+    theirs = parse("guest: vr1\ncpus: {vcpu: 1, vhost: 2}\nprofile: none\n", "vr1.yaml")
     seen = snapshot(first, second)
     made = start(seen, second, [theirs])
     assert plan(seen, [theirs, parse(made.text, "p")]).refusals == ()
@@ -220,6 +227,32 @@ class TestCommand:
         words = ["policy", "init", "vr1", "--root", recorded, "-o", str(tmp_path / "no/p.yaml")]
         assert run(words) == 2
         assert f"{tmp_path}/no: the directory does not exist" in capsys.readouterr().err
+
+
+def test_only_what_differs_from_the_profile_is_written() -> None:
+    guest = router()
+    short = [line for line in start(snapshot(guest), guest).text.splitlines() if line]
+    assert [line for line in short if not line.startswith("#")] == ['guest: "vr1"']
+    text = start(snapshot(guest), guest, no_realtime="RT_GROUP_SCHED").text
+    assert [line for line in text.splitlines() if line and not line.startswith("#")] == [
+        'guest: "vr1"',
+        "scheduler:",
+        "  vcpu: {class: batch}",
+        "  vhost: {class: batch}",
+    ]
+
+
+def test_the_values_of_the_profile_are_in_the_comments() -> None:
+    """Of what init writes, and of the shipped policy: without their signs they are the profile."""
+    guest = router()
+    shipped = (POLICIES / "router.yaml").read_text(encoding="utf-8")
+    for text in (start(snapshot(guest), guest).text, shipped):
+        begin, end = text.index("# cpus:"), text.index("#   softirq:")
+        lines = [*text[begin:end].splitlines(), text[end:].partition("\n")[0]]
+        values = "\n".join(line.removeprefix("# ") for line in lines)
+        read = parse(f"guest: vr1\nprofile: none\n{values}\n", "p")
+        asked = parse("guest: vr1\n", "p")
+        assert replace(read, profile="", lines=()) == replace(asked, profile="", lines=())
 
 
 def test_the_shipped_policy_asks_for_what_init_writes() -> None:

@@ -45,6 +45,7 @@ napi:
   threaded: false
 queue:
   macvtap: 50
+profile: none
 """
 
 
@@ -69,12 +70,12 @@ def test_every_key() -> None:
 
 
 def test_a_key_that_is_not_written_is_unset() -> None:
-    policy = parse("guest: vr1\n", "p")
-    assert policy == Policy("p", "vr1", lines=((("guest",), 1),))
+    policy = parse("guest: vr1\nprofile: none\n", "p")
+    assert policy == Policy("p", "vr1", lines=((("guest",), 1), (("profile",), 2)))
 
 
 def test_place_of_an_unwritten_key_is_the_nearest_above() -> None:
-    policy = parse("guest: vr1\ncpus:\n  vcpu: auto\n", "p")
+    policy = parse("guest: vr1\ncpus:\n  vcpu: auto\nprofile: none\n", "p")
     assert policy.at("cpus", "irq") == "p:2"
     assert policy.at("scheduler", "vcpu") == "p:1"
 

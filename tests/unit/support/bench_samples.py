@@ -16,7 +16,7 @@ from vsrtune.bench.spec.model import (
     Tuning,
 )
 
-POLICY = 'guest: "vr1"\ncpus: {vcpu: 1}\n'
+POLICY = 'guest: "vr1"\ncpus: {vcpu: 1}\nprofile: none\n'
 UNTUNED = Configuration("untuned")
 TUNED = Configuration("tuned", Tuning.POLICY, POLICY, "policies/tuned.yaml")
 RATES = (8000, 16000, 32000, 64000)

@@ -27,6 +27,7 @@ scheduler:
   softirq: {{class: fifo, priority: 10}}
 queue: {{macvtap: 300}}
 drift: {{queue: report}}
+profile: none
 """
 # A host with more vcpus than CPUs that auto would give them.
 CROWDED = {"trixie-e1000e": ("vcpu: auto", "vcpu: 2")}

@@ -30,6 +30,7 @@ scheduler:
   vcpu: {class: rr, priority: 7}
   vhost: {class: rr, priority: 7}
 queue: {macvtap: 300}
+profile: none
 """
 SCOPE = "machine.slice/machine-qemu-1-vr1.scope/libvirt"
 

@@ -35,6 +35,7 @@ scheduler:
   vhost: {class: deadline, runtime: 2ms, period: 20ms}
   softirq: {class: fifo, priority: 10}
 queue: {macvtap: 300}
+profile: none
 """
 
 # Shares of a CPU by guest and label: running, and waiting in the run queue.

@@ -141,7 +141,7 @@ def test_changes_that_are_not_made_are_told_with_their_error() -> None:
 
 
 def test_refused_and_without_a_policy() -> None:
-    source = 'guest: "vr1"\ncpus: {{vcpu: 7}}\n'
+    source = 'guest: "vr1"\ncpus: {{vcpu: 7}}\nprofile: none\n'
     with recorded_state.passes("bookworm-veth-plain", source=source) as (_, passes):
         passes.policies = passes.policies[:1]
         passes.run()
