@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shutil
@@ -118,6 +119,26 @@ def test_upgraded_under_a_running_daemon_removed_and_purged(
     units = labhelp.sh("systemctl", "list-units", "--all", "--plain", "--no-legend").stdout
     assert [line for line in units.splitlines() if "vsrtune" in line] == []
     assert "vsrtune" not in Path("/etc/passwd").read_text()
+
+
+def test_the_first_hour_as_the_readme_says(
+    installed: None, untuned: None, libvirt_guest: LabGuest, irq_cpus: set[int]
+) -> None:
+    """Its first commands, each as it stands there but for the guest's name and the package."""
+    labhelp.sh("rm", "-rf", "/etc/vsrtune/policies")
+    apt("purge", "vsrtune")
+    before = {tid: hoststate.sched(tid) for tid in libvirt_guest.data_plane()}
+    readme = Path("/mnt/README.md").read_text()
+    commands = readme.split("```\n")[1].replace("vr1", json.dumps(libvirt_guest.ref))
+    commands = commands.replace("make deb OUT=/tmp && apt", "apt -y --no-install-recommends")
+    commands = commands.replace("/tmp/vsrtune_*_all.deb", str(package()))
+    done = labhelp.sh("bash", "-exc", commands, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for tid in libvirt_guest.data_plane():
+        assert hoststate.sched(tid).startswith(labhelp.realtime_start()), done.stdout
+        assert not labhelp.mask(tid) & irq_cpus
+    labhelp.sh("systemctl", "stop", "vsrtune")
+    assert {tid: hoststate.sched(tid) for tid in libvirt_guest.data_plane()} == before
 
 
 # An earlier package, which `lab run --share` brings.

@@ -260,6 +260,20 @@ def test_links_name_headings_that_exist(page: Path) -> None:
     assert wrong == []
 
 
+README = (REPO / "README.md").read_text()
+
+
+@pytest.mark.parametrize("kernel", ["6.1", "6.12"])
+def test_the_readme_tells_the_ratio_of_the_page(kernel: str) -> None:
+    page = (DOCS / "results/no-harm.md").read_text()
+    row = re.search(rf"^\| {re.escape(kernel)} \| 2 \| 1 \| idle \|.*", page, re.MULTILINE)
+    assert row
+    ratio = row[0].split("|")[7].partition(")")[0].strip() + ")"
+    assert re.search(
+        rf"\*\*{re.escape(ratio)}\*\* times.*?{re.escape(kernel)}\b", README, re.DOTALL
+    )
+
+
 def test_every_document_is_in_the_map() -> None:
     """README.md leads to every page of docs/, the guides by way of their own README."""
     maps = {REPO / "README.md": DOCS, DOCS / "guides/README.md": DOCS / "guides"}
