@@ -46,8 +46,8 @@ from vsrtune.plan.requirements import (
     Context,
     Requirements,
     conflicts,
-    crowded,
     label,
+    lacks_cpus,
     not_online,
     refusal,
     requirements_of,
@@ -333,7 +333,7 @@ def _place(required: Required) -> Seated:
         if pinned and context.online <= pinned:
             last = [w for w in per_guest if w.pins][-1]
             why = [_no_housekeeping(context, last)]
-        elif shared := [r for w in per_guest if (r := crowded(w, chosen)) is not None]:
+        elif shared := [r for w in per_guest if (r := lacks_cpus(w, chosen)) is not None]:
             # The last one: without it the others may have CPUs enough.
             why = shared[-1:]
         else:

@@ -510,7 +510,7 @@ def _check_crowded(out: _Judgement) -> None:
         out.refusals.append(_crowded(out.guest, out.policy, pins, usable))
 
 
-def crowded(requirements: Requirements, chosen: Mapping[ThreadKey, Chosen]) -> Refusal | None:
+def lacks_cpus(requirements: Requirements, chosen: Mapping[ThreadKey, Chosen]) -> Refusal | None:
     """The refusal of a guest of which ``auto`` has put two vcpus on one CPU.
 
     They lose what they would have done at once: measured medians of such guests went down to
