@@ -4,12 +4,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import product
 from typing import cast
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import DATA_PLANE, Interface, Role, SchedClass, Thread, ThreadKey, level
-from vsrtune.model.plan import Action
+from vsrtune.model.plan import Action, Refusal
 from vsrtune.model.targets import (
+    DEVICE_SETTINGS,
     CgroupDir,
     DeviceNumber,
     EmulatorPin,
@@ -26,7 +28,7 @@ from vsrtune.plan.phases import Draft, Phase
 from vsrtune.plan.placement.model import Chosen
 from vsrtune.plan.requirements import Context, PinRequest, Requirements, foreign_deadline, label
 from vsrtune.policy.model import SchedRule, rule_for
-from vsrtune.policy.yaml_reader import dotted
+from vsrtune.policy.yaml_reader import dotted, shown
 
 
 def build(
@@ -204,6 +206,27 @@ def _queues(
             )
             continue
         want_number(context, requirements, interface, TxQueueLen, claimed, draft, "queue")
+
+
+def conflicts(per_guest: Sequence[Requirements]) -> list[Refusal]:
+    """Refusals of guests that ask for another value of a shared device than an earlier guest:
+    two guests may share one macvtap."""
+    first: dict[tuple[type[DeviceNumber], int], Requirements] = {}
+    out: list[Refusal] = []
+    for requirements in per_guest:
+        for interface, row in product(requirements.guest.interfaces, DEVICE_SETTINGS):
+            value = requirements.policy.desired(row) if row.of is Interface else None
+            if value is None or interface.kind not in row.kinds:
+                continue
+            other = first.setdefault((row, interface.ifindex), requirements)
+            theirs, keys = other.policy.desired(row), tuple(row.key.split("."))
+            if theirs != value:
+                reason = (
+                    f"{interface.target} is shared with {other.guest.ref}, for which "
+                    f"{other.policy.at(*keys)} asks {shown(theirs)}"
+                )
+                out.append(requirements.refusal(keys, reason, "ask the same for both guests"))
+    return out
 
 
 def want_number(

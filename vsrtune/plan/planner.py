@@ -33,7 +33,7 @@ from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.stepdown import NO_STEPS, Steps
 from vsrtune.model.targets import Target, Value
 from vsrtune.plan import interrupts, kernel_threads
-from vsrtune.plan.actions import build
+from vsrtune.plan.actions import build, conflicts
 from vsrtune.plan.cpu_selection import choose
 from vsrtune.plan.deadline import partitions, root_domains
 from vsrtune.plan.deadline.model import RootDomains
@@ -45,7 +45,6 @@ from vsrtune.plan.placement.model import Chosen
 from vsrtune.plan.requirements import (
     Context,
     Requirements,
-    conflicts,
     label,
     lacks_cpus,
     not_online,

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from itertools import product
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.cpuset_tree import find
@@ -29,10 +28,8 @@ from vsrtune.model.guest import (
 from vsrtune.model.host import Host
 from vsrtune.model.plan import Drift, DriftRule, Refusal, Skipped
 from vsrtune.model.targets import (
-    DEVICE_SETTINGS,
     HOST_REF,
     CpusetFile,
-    DeviceNumber,
     EmulatorPin,
     NapiThreaded,
     Partition,
@@ -48,7 +45,7 @@ from vsrtune.plan.phases import OWN_CGROUP
 from vsrtune.plan.placement.model import Chosen, Occupant
 from vsrtune.plan.safety.projection import scope_limit
 from vsrtune.policy.model import AUTO, Auto, Policy, by_hand, cpus_for, rule_for
-from vsrtune.policy.yaml_reader import KeyPath, dotted, shown
+from vsrtune.policy.yaml_reader import KeyPath, dotted
 
 EMULATOR_CGROUP = "emulator"
 
@@ -574,27 +571,6 @@ def _check_deadline(out: _Judgement) -> None:
                 "class deadline needs CPUs that are a root domain of their own",
                 f"add cpus: {{{role.value}: auto}}",
             )
-
-
-def conflicts(per_guest: Sequence[Requirements]) -> list[Refusal]:
-    """Refusals of guests that ask for another value of a shared device than an earlier guest:
-    two guests may share one macvtap."""
-    first: dict[tuple[type[DeviceNumber], int], Requirements] = {}
-    out: list[Refusal] = []
-    for requirements in per_guest:
-        for interface, row in product(requirements.guest.interfaces, DEVICE_SETTINGS):
-            value = requirements.policy.desired(row) if row.of is Interface else None
-            if value is None or interface.kind not in row.kinds:
-                continue
-            other = first.setdefault((row, interface.ifindex), requirements)
-            theirs, keys = other.policy.desired(row), tuple(row.key.split("."))
-            if theirs != value:
-                reason = (
-                    f"{interface.target} is shared with {other.guest.ref}, for which "
-                    f"{other.policy.at(*keys)} asks {shown(theirs)}"
-                )
-                out.append(requirements.refusal(keys, reason, "ask the same for both guests"))
-    return out
 
 
 def allowed_cpus(
