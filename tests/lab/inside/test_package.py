@@ -122,13 +122,15 @@ def test_upgraded_under_a_running_daemon_removed_and_purged(
 
 
 def test_the_first_hour_as_the_readme_says(
-    installed: None, untuned: None, libvirt_guest: LabGuest, irq_cpus: set[int]
+    installed: None, untuned: None, libvirt_guest: LabGuest, irq_cpus: set[int], tmp_path: Path
 ) -> None:
     """Its first commands, each as it stands there but for the guest's name and the package."""
     labhelp.sh("rm", "-rf", "/etc/vsrtune/policies")
     apt("purge", "vsrtune")
     before = {tid: hoststate.sched(tid) for tid in libvirt_guest.data_plane()}
-    readme = Path("/mnt/README.md").read_text()
+    labhelp.sh("dpkg-deb", "-x", str(package()), str(tmp_path))
+    (brought,) = tmp_path.glob("usr/share/doc/vsrtune/README.md*")
+    readme = labhelp.sh("zcat", "-f", str(brought)).stdout
     commands = readme.split("```\n")[1].replace("vr1", json.dumps(libvirt_guest.ref))
     commands = commands.replace("make deb OUT=/tmp && apt", "apt -y --no-install-recommends")
     commands = commands.replace("/tmp/vsrtune_*_all.deb", str(package()))
