@@ -15,6 +15,7 @@ from collections.abc import Sequence
 import click
 
 from vsrtune import __version__
+from vsrtune.cli.options import Commands
 from vsrtune.cli.render import complain, say
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
@@ -39,23 +40,6 @@ COMMANDS = {
     "bench": ("bench.cli", "bench", "Measure routers and compare configurations."),
     "daemon": ("cli.daemon", "daemon", "Keep the host tuned until stopped, then undo."),
 }
-
-
-class Commands(click.Group):
-    """A group of commands that says which one a misspelt word may mean."""
-
-    def resolve_command(
-        self, ctx: click.Context, args: list[str]
-    ) -> tuple[str | None, click.Command | None, list[str]]:
-        try:
-            return super().resolve_command(ctx, args)
-        except click.UsageError as error:
-            from difflib import get_close_matches
-
-            near = get_close_matches(args[0], self.list_commands(ctx), 1)
-            if near:
-                error.message += f" Did you mean {near[0]}?"
-            raise
 
 
 class LazyCommands(Commands):

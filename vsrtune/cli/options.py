@@ -7,29 +7,22 @@ import functools
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 from click.shell_completion import CompletionItem
 
-from vsrtune.cli.main import Commands as Commands  # groups of subcommands share it
 from vsrtune.cli.render import say
 from vsrtune.core.errors import InputError, ObserveError, VsrtuneError
 from vsrtune.core.text import parse_time
-from vsrtune.execute.journal import read_fold
-from vsrtune.host.filesystem import LiveRoot, boot_id
-from vsrtune.host.recorded import HINT
-from vsrtune.model.guest import Guest
-from vsrtune.model.journal_records import Entry
-from vsrtune.model.snapshot import Snapshot
-from vsrtune.model.stepdown import Steps
-from vsrtune.observe.config_files import files_in, load_dirs
-from vsrtune.observe.load import with_loads
-from vsrtune.observe.observer import live_observer
-from vsrtune.observe.qemu_processes import ProcessTable
-from vsrtune.observe.recording import replay
-from vsrtune.policy.matching import PLAIN_QEMU, QemuFilter, qemu_filter
-from vsrtune.policy.model import Policy
+
+if TYPE_CHECKING:
+    from vsrtune.model.guest import Guest
+    from vsrtune.model.journal_records import Entry
+    from vsrtune.model.snapshot import Snapshot
+    from vsrtune.model.stepdown import Steps
+    from vsrtune.policy.matching import QemuFilter
+    from vsrtune.policy.model import Policy
 
 F = TypeVar("F", bound=Callable[..., Any])
 T = TypeVar("T")
@@ -39,6 +32,23 @@ GROUP_DIR = Path("/etc/vsrtune/groups")
 JOURNAL = Path("/var/lib/vsrtune/journal.jsonl")
 ATTACH_LEDGER = Path("/var/lib/vsrtune/attach.jsonl")
 URI = "qemu:///system"
+
+
+class Commands(click.Group):
+    """A group of commands that says which one a misspelt word may mean."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            from difflib import get_close_matches
+
+            near = get_close_matches(args[0], self.list_commands(ctx), 1)
+            if near:
+                error.message += f" Did you mean {near[0]}?"
+            raise
 
 
 def options(*decorators: Callable[[F], F]) -> Callable[[F], F]:
@@ -76,6 +86,9 @@ class Duration(click.ParamType):
 
 def guest_names(ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem]:
     """Completion: the guests of this host, or of the one recorded in --root."""
+    from vsrtune.host.filesystem import LiveRoot
+    from vsrtune.observe.qemu_processes import ProcessTable
+
     try:
         if ctx.params.get("root") is not None:
             names = [guest.ref for guest in observe(ctx.params["root"], URI, 0).guests]
@@ -94,6 +107,8 @@ def files_or_guests(ctx: click.Context, param: click.Parameter, begun: str) -> l
 
 def group_names(ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem]:
     """Completion: the groups of the directory of groups, and files."""
+    from vsrtune.observe.config_files import files_in
+
     try:
         names = [path.stem for path in files_in([ctx.params.get("groups") or GROUP_DIR])]
     except VsrtuneError:
@@ -221,7 +236,11 @@ def observe(
     Raises ObserveError when there is no host."""
     qemu_filter = curious_filter(policies, entries)
     if root is not None:
+        from vsrtune.observe.recording import replay
+
         return readable(replay(root, qemu_filter), root)
+    from vsrtune.observe.load import with_loads
+    from vsrtune.observe.observer import live_observer
 
     return readable(
         with_loads(live_observer(uri, lambda: qemu_filter).observe(trace_seconds)), root
@@ -236,6 +255,7 @@ def readable(snapshot: Snapshot, root: Path | None) -> Snapshot:
         raise ObserveError(
             "no online CPU could be read", where="/sys/devices/system/cpu", hint="mount sysfs"
         )
+    from vsrtune.host.recorded import HINT
 
     raise ObserveError(
         "no host is recorded here: it shows no CPU",
@@ -249,6 +269,8 @@ def unread(snapshot: Snapshot, policies: Iterable[Policy]) -> tuple[ObserveError
 
     A host with plain QEMU only needs no libvirt.
     """
+    from vsrtune.policy.matching import PLAIN_QEMU
+
     wanted = list(policies)
     libvirt = any(not p.guest.startswith(PLAIN_QEMU) for p in wanted)
     return tuple(
@@ -283,6 +305,8 @@ def check_written(path: Path, default: Path) -> None:
 def curious_filter(policies: Iterable[Policy] = (), entries: Iterable[Entry] = ()) -> QemuFilter:
     """The filter of commands that show: everything that the policies make guests, and root's
     QEMUs, even those that no policy names yet."""
+    from vsrtune.policy.matching import qemu_filter
+
     refs = {entry.target.guest for entry in entries}
     return replace(qemu_filter(tuple(policies), refs), policies=None)
 
@@ -290,6 +314,8 @@ def curious_filter(policies: Iterable[Policy] = (), entries: Iterable[Entry] = (
 def readable_policies(dirs: tuple[Path, ...]) -> tuple[Policy, ...]:
     """The policies, for commands that can do without; none when they are wrong, which other
     commands report."""
+    from vsrtune.observe.config_files import load_dirs
+
     try:
         return load_dirs(dirs)
     except VsrtuneError:
@@ -321,6 +347,8 @@ def journalled(journal: Path, root: Path | None) -> tuple[tuple[Entry, ...], Ste
     host."""
     if root is not None:
         return (), {}
+    from vsrtune.execute.journal import read_fold
+    from vsrtune.host.filesystem import boot_id
 
     fold = read_fold(journal, boot_id())
     return tuple(fold.live.values()), fold.steps
@@ -330,6 +358,8 @@ def load_policies(dirs: tuple[Path, ...]) -> tuple[Policy, ...]:
     """Load the policies, and say on standard error when there are none. Raises ObserveError
     when a directory that an operator names does not exist, because `apply` would take
     everything back."""
+    from vsrtune.observe.config_files import load_dirs
+
     check_dirs(dirs)
     policies = load_dirs(dirs)
     if not policies:

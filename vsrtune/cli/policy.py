@@ -26,13 +26,9 @@ from vsrtune.cli.options import (
 from vsrtune.cli.render import complain, print_json, say
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
-from vsrtune.doctor.facts.host import rt_groups
-from vsrtune.host.filesystem import LiveRoot
-from vsrtune.host.recorded import load
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe import config_files
 from vsrtune.observe.config_files import load_dirs
-from vsrtune.plan.starter_policy import start
 from vsrtune.policy import schema as policy_schema
 
 
@@ -106,6 +102,9 @@ def init(
     Exit codes: 0 written, 1 no such guest, or the file exists, 2 a policy that is there is
     wrong, or the file's directory does not exist, 4 the host could not be read.
     """
+    # The planner, which `policy check` and `policy schema` need not load.
+    from vsrtune.plan.starter_policy import start
+
     check_place(output)
     policies = load_dirs(policy_dirs)
     snapshot = observe(root, uri, trace_seconds, policies)
@@ -133,6 +132,10 @@ def init(
 
 def _no_realtime(root: Path | None, snapshot: Snapshot) -> str:
     """Why this kernel would refuse fifo and rr; "" when it does not, or when that is unknown."""
+    from vsrtune.doctor.facts.host import rt_groups
+    from vsrtune.host.filesystem import LiveRoot
+    from vsrtune.host.recorded import load
+
     host = LiveRoot() if root is None else load(root).root()
     where = rt_groups(host, snapshot.host.kernel)
     return f"the kernel has RT_GROUP_SCHED ({where}), so EPERM is likely" if where else ""

@@ -252,7 +252,7 @@ def tried(
         monkeypatch.setattr(f"vsrtune.{module}.live_observer", lambda *_: found.host)
     for module in ("cli.apply", "bench.setup.tuning"):
         monkeypatch.setattr(f"vsrtune.{module}.LiveSysOps", lambda *_a, **_k: found.host)
-    for module in ("cli.options", "cli.apply", "cli.trial.command"):
+    for module in ("host.filesystem", "cli.apply", "cli.trial.command"):
         monkeypatch.setattr(f"vsrtune.{module}.boot_id", lambda: samples.BOOT)
     monkeypatch.setenv("VSRTUNE_POLICIES", str(found.policies))
     monkeypatch.setenv("VSRTUNE_JOURNAL", str(found.journal))
