@@ -119,11 +119,11 @@ def apply(
         show(tables.plan_tables(made, verbose=verbose))
         return ExitCode.REFUSED if made.refusals else ExitCode.DONE
     if dry_run:
-        options: dict[str, Any] = {
+        arguments: dict[str, Any] = {
             "policy_dirs": policy_dirs, "trace_seconds": trace_seconds, "verbose": verbose,
             "journal": places.journal, "attach_ledger": places.ledger, "uri": places.uri,
         }  # fmt: skip
-        return int(context.invoke(plan, **options))
+        return int(context.invoke(plan, **arguments))
     with ExitStack() as stack:
         guard: TrialGuard | None = None
         with Journal.open(places.journal, boot) as opened:

@@ -183,19 +183,18 @@ _SUBJECT = "time slice of class rr"
 
 def build_timeslice(context: Context, per_guest: Sequence[Requirements], draft: Draft) -> None:
     """Add the shortest slice that the policies ask for."""
-    with_slice = [requirements for requirements in per_guest if slice_of(requirements.policy)[0]]
-    if not with_slice:
+    slices = [(*slice_of(requirements.policy), requirements.policy) for requirements in per_guest]
+    shortest = min((s for s in slices if s[0]), key=lambda s: s[:2], default=None)
+    if shortest is None:
         return
+    milliseconds, key, policy = shortest
     target = RrTimeslice(HOST_REF)
     draft.desired.add(target)
-    shortest = min(with_slice, key=lambda requirements: slice_of(requirements.policy))
-    milliseconds, key = slice_of(shortest.policy)
     wanted = TimeSlice(milliseconds)
     if context.host.rr_timeslice_ms is None:
         draft.skip(HOST_REF, _SUBJECT, "the host's was not read")
         return
     now = TimeSlice(context.host.rr_timeslice_ms)
-    place = shortest.policy.at("scheduler", key)
-    reason = f"scheduler.{key} ({place}): equals take turns of {wanted}"
+    reason = f"scheduler.{key} ({policy.at('scheduler', key)}): equals take turns of {wanted}"
     action = Action.of(target, wanted if wanted.reached_by(now) else now, wanted, reason)
     draft.want(Phase.TIME_SLICE, action, context.left_alone(target), _SUBJECT, str(now))

@@ -264,7 +264,7 @@ def requirements_of(context: Context, guest: Guest, policy: Policy) -> Requireme
     for role in DATA_PLANE:
         for number, thread in enumerate(out.threads(role)):
             _thread(context, out, thread, number, named.get(role, {}))
-    _check_crowded(out)
+    _check_vcpu_cpus(out)
     _emulator(context, out)
     _check_realtime(context, out)
     _check_deadline(out)
@@ -500,11 +500,11 @@ def _emulator(context: Context, out: _Judgement) -> None:
     out.emulator = _request(context, out, thread, choice, ("cpus", "emulator"), 0, subject)
 
 
-def _check_crowded(out: _Judgement) -> None:
-    pins = _crowding_pins(out.policy, out.pins)
+def _check_vcpu_cpus(out: _Judgement) -> None:
+    pins = _pins_apart(out.policy, out.pins)
     usable = CpuSet(cpu for pin in pins for cpu in pin.allowed)
     if len(pins) > len(usable):
-        out.refusals.append(_crowded(out.guest, out.policy, pins, usable))
+        out.refusals.append(_too_few_cpus(out.guest, out.policy, pins, usable))
 
 
 def lacks_cpus(requirements: Requirements, chosen: Mapping[ThreadKey, Chosen]) -> Refusal | None:
@@ -513,21 +513,23 @@ def lacks_cpus(requirements: Requirements, chosen: Mapping[ThreadKey, Chosen]) -
     They lose what they would have done at once: measured medians of such guests went down to
     0.77 of untuned ones (docs/results/no-harm.md). Budgets divide a CPU on purpose.
     """
-    pins = _crowding_pins(requirements.policy, requirements.pins)
+    pins = _pins_apart(requirements.policy, requirements.pins)
     cpus = CpuSet(cpu for pin in pins for cpu in chosen[pin.thread.key].cpus)
     if len(pins) <= len(cpus):
         return None
-    return _crowded(requirements.guest, requirements.policy, pins, cpus)
+    return _too_few_cpus(requirements.guest, requirements.policy, pins, cpus)
 
 
-def _crowding_pins(policy: Policy, pins: Iterable[PinRequest]) -> list[PinRequest]:
+def _pins_apart(policy: Policy, pins: Iterable[PinRequest]) -> list[PinRequest]:
     rule = rule_for(policy, Role.VCPU)
     if rule is not None and rule.deadline:
         return []
     return [p for p in pins if p.thread.role is Role.VCPU and p.cpus is None]
 
 
-def _crowded(guest: Guest, policy: Policy, pins: Sequence[PinRequest], cpus: CpuSet) -> Refusal:
+def _too_few_cpus(
+    guest: Guest, policy: Policy, pins: Sequence[PinRequest], cpus: CpuSet
+) -> Refusal:
     pool = "" if policy.pool is None else f" (cpus.pool is {policy.pool})"
     return refusal(
         guest,
