@@ -49,6 +49,7 @@ def tap_queue(device: str) -> Iterator[int]:
         os.close(queue)
 
 
+@labhelp.core()
 @pytest.mark.parametrize("threaded", ["0", "1"])
 def test_unicast_from_the_nic(wire: tuple[str, str], threaded: str) -> None:
     (far, near) = wire
