@@ -38,7 +38,6 @@ said otherwise. A median is of all trials of a configuration at a load. A ratio 
 the ratios within rounds, with its exact 95 % interval; configurations of a run were interleaved,
 their order shuffled with the seed in the raw file. CPU time of a thread includes the SoftIRQ
 work that ran on it.
-
 """
 _RULES = f"""\
 The [rules of all verdicts](../../tests/experiments/judge.py) are committed before a run, and its
