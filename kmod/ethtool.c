@@ -92,8 +92,8 @@ static void nmv_tapq_values(struct nmv_tapq *slot, u64 *v)
 	local_bh_disable();
 	nmv_tapq_read(slot, &s);
 	local_bh_enable();
-	v[0] = s.received;
-	v[1] = s.received - s.dropped;
+	v[0] = s.delivered + s.dropped;
+	v[1] = s.delivered;
 	v[2] = s.dropped;
 	v[3] = s.high_water;
 	v[4] = atomic64_read(&slot->tx_packets);

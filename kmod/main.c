@@ -51,6 +51,8 @@ static void __exit nmv_exit(void)
 	unregister_netdevice_notifier(&nmv_tap_notifier);
 	unregister_netdevice_notifier(&nmv_port_notifier);
 	nmv_tap_unregister();
+	/* What tapq.c frees after a grace period. */
+	rcu_barrier();
 }
 module_exit(nmv_exit);
 

@@ -80,15 +80,21 @@ struct nmv_queue {
 	struct napi_struct	napi;
 };
 
+struct nmv_tapq_pcpu {
+	u64_stats_t		delivered;
+	u64_stats_t		dropped;
+	struct u64_stats_sync	syncp;
+};
+
 /**
  * struct nmv_tapq - what we know about one open queue of /dev/tapN
  * @list: in nmv_tap.known, under RTNL
  * @q: tap.ko's queue; a key, not to be followed except under the rules of
  *	tapq.c
- * @received: frames directed to it; with @dropped, @ring_high_water, @read_to
- *	and @read_at under the producer lock of its ring
- * @dropped: frames found too many for the ring, by us or by tap.ko
- * @ring_high_water: most frames that waited in the ring
+ * @counts: frames put into its ring, and those that found no room
+ * @looked: jiffies of the last look at the ring; with @ring_high_water,
+ *	@read_to and @read_at written under the producer lock of the ring
+ * @ring_high_water: most frames that were seen waiting in the ring
  * @read_to: the place in the ring from which the next frame is taken, as last
  *	looked at
  * @read_at: jiffies when that was new, or the ring empty
@@ -100,8 +106,8 @@ struct nmv_queue {
 struct nmv_tapq {
 	struct list_head	list;
 	struct tap_queue	*q;
-	u64			received;
-	u64			dropped;
+	struct nmv_tapq_pcpu __percpu *counts;
+	unsigned long		looked;
 	u32			ring_high_water;
 	u32			read_to;
 	unsigned long		read_at;
@@ -112,14 +118,14 @@ struct nmv_tapq {
 };
 
 /**
- * struct nmv_tapq_stats - of an open queue, all at one moment
- * @received: frames directed to it
- * @dropped: of those, lost
- * @high_water: most frames that waited in the ring
+ * struct nmv_tapq_stats - of an open queue
+ * @delivered: frames put into the ring
+ * @dropped: frames that found no room
+ * @high_water: most frames that were seen waiting in the ring
  * @stalled: frames wait and nobody reads
  */
 struct nmv_tapq_stats {
-	u64			received;
+	u64			delivered;
 	u64			dropped;
 	u32			high_water;
 	bool			stalled;
@@ -292,9 +298,8 @@ void nmv_tap_rx_dropped(struct tap_dev *tap);
 bool nmv_is_discovery(const struct sk_buff *skb);
 rx_handler_result_t nmv_tap_receive(struct sk_buff **pskb);
 bool nmv_tap_early_drop(struct nmv_dev *nd, struct sk_buff *skb);
-bool nmv_ring_room(struct ptr_ring *r, u32 places, struct nmv_tapq *slot,
-		   bool early);
-bool nmv_ring_late(struct ptr_ring *r, struct nmv_tapq *slot);
+bool nmv_ring_room(struct ptr_ring *r, u32 places);
+u32 nmv_ring_used(const struct ptr_ring *r, u32 *head);
 void nmv_tapq_read(struct nmv_tapq *slot, struct nmv_tapq_stats *s);
 
 /* tapq.c */
@@ -307,6 +312,8 @@ void nmv_tapq_sent(struct nmv_tap *t, struct sock *sk);
 
 /* stats.c */
 void nmv_count(struct nmv_dev *nd, enum nmv_stat what, u64 n);
+void nmv_count_frame(struct nmv_dev *nd, enum nmv_stat what,
+		     enum nmv_stat also, u64 n);
 void nmv_stats_sum(const struct nmv_dev *nd, u64 *sum);
 void nmv_get_stats64(struct net_device *dev, struct rtnl_link_stats64 *s);
 

@@ -45,8 +45,8 @@ static bool nmv_is_multicast(const struct sk_buff *skb)
  */
 void nmv_queue_delivered(struct nmv_dev *nd, const struct sk_buff *skb)
 {
-	nmv_count(nd, NMV_RX_DELIVERED, 1);
-	nmv_count(nd, NMV_RX_BYTES, skb->len + ETH_HLEN);
+	nmv_count_frame(nd, NMV_RX_DELIVERED, NMV_RX_BYTES,
+			skb->len + ETH_HLEN);
 }
 
 /*
@@ -73,40 +73,43 @@ static enum nmv_stat nmv_queue_refuses(const struct nmv_queue *q,
 	return NMV_STATS;
 }
 
-/* Frames in process hold no place: the bound is on those that wait. */
-static struct sk_buff *nmv_queue_take(struct nmv_queue *q)
+/*
+ * Up to @most frames at once. Frames in process hold no place: the bound is on
+ * those that wait.
+ */
+static int nmv_queue_take(struct nmv_queue *q, struct list_head *taken,
+			  int most)
 {
 	struct sk_buff *skb;
+	int n = 0;
 
 	spin_lock(&q->frames.lock);
-	skb = __skb_dequeue(&q->frames);
-	if (skb) {
+	while (n < most && (skb = __skb_dequeue(&q->frames))) {
 		WRITE_ONCE(q->bytes, q->bytes - skb->truesize);
 		if (nmv_is_multicast(skb)) {
 			WRITE_ONCE(q->multicast, q->multicast - 1);
 			WRITE_ONCE(q->multicast_bytes,
 				   q->multicast_bytes - skb->truesize);
 		}
+		list_add_tail(&skb->list, taken);
+		n++;
 	}
 	spin_unlock(&q->frames.lock);
-	return skb;
+	return n;
 }
 
 static int nmv_queue_poll(struct napi_struct *napi, int budget)
 {
 	struct nmv_dev *nd = container_of(napi, struct nmv_dev, queue.napi);
 	struct sk_buff *skb;
-	int done = 0;
+	LIST_HEAD(taken);
+	int done;
 
-	while (done < budget) {
-		skb = nmv_queue_take(&nd->queue);
-		if (!skb)
-			break;
-		if (!nd->tap)
+	done = nmv_queue_take(&nd->queue, &taken, budget);
+	if (!nd->tap)
+		list_for_each_entry(skb, &taken, list)
 			nmv_queue_delivered(nd, skb);
-		netif_receive_skb(skb);
-		done++;
-	}
+	netif_receive_skb_list(&taken);
 	if (done < budget)
 		napi_complete_done(napi, done);
 	return done;
@@ -169,8 +172,7 @@ static bool nmv_queue_wants(struct nmv_dev *nd, struct sk_buff *skb,
 {
 	enum nmv_stat refused;
 
-	nmv_count(nd, NMV_RX_RECEIVED, 1);
-	nmv_count(nd, origin, 1);
+	nmv_count_frame(nd, NMV_RX_RECEIVED, origin, 1);
 	if (nd->tap && nmv_tap_early_drop(nd, skb))
 		return false;
 	refused = nmv_queue_refuses(&nd->queue, origin == NMV_RX_BROADCAST);

@@ -51,8 +51,7 @@ rx_handler_result_t nmv_handle_frame(struct sk_buff **pskb)
 	if (!nd)
 		return RX_HANDLER_PASS;
 
-	nmv_count(nd, NMV_RX_RECEIVED, 1);
-	nmv_count(nd, NMV_RX_NIC, 1);
+	nmv_count_frame(nd, NMV_RX_RECEIVED, NMV_RX_NIC, 1);
 	if (unlikely(!nmv_hears(port, nd, eth->h_source))) {
 		nmv_count(nd, NMV_RX_DROPPED_OTHER, 1);
 		goto drop;

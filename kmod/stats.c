@@ -20,6 +20,26 @@ void nmv_count(struct nmv_dev *nd, enum nmv_stat what, u64 n)
 }
 
 /**
+ * nmv_count_frame() - count one frame
+ * @nd: device
+ * @what: counter of frames
+ * @also: another counter
+ * @n: what that one gets
+ *
+ * Context: bottom halves off.
+ */
+void nmv_count_frame(struct nmv_dev *nd, enum nmv_stat what,
+		     enum nmv_stat also, u64 n)
+{
+	struct nmv_pcpu *p = this_cpu_ptr(nd->stats);
+
+	u64_stats_update_begin(&p->syncp);
+	u64_stats_inc(&p->v[what]);
+	u64_stats_add(&p->v[also], n);
+	u64_stats_update_end(&p->syncp);
+}
+
+/**
  * nmv_stats_sum() - all counters of a device over all CPUs
  * @nd: device
  * @sum: NMV_STATS values

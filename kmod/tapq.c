@@ -121,6 +121,27 @@ static struct nmv_tapq *nmv_tapq_known(struct nmv_tap *t, struct tap_queue *q)
 	return NULL;
 }
 
+static struct nmv_tapq *nmv_tapq_new(void)
+{
+	struct nmv_tapq *slot = kzalloc(sizeof(*slot), GFP_KERNEL);
+
+	if (!slot)
+		return NULL;
+	slot->counts = netdev_alloc_pcpu_stats(struct nmv_tapq_pcpu);
+	if (slot->counts)
+		return slot;
+	kfree(slot);
+	return NULL;
+}
+
+static void nmv_tapq_free(struct rcu_head *head)
+{
+	struct nmv_tapq *slot = container_of(head, struct nmv_tapq, rcu);
+
+	free_percpu(slot->counts);
+	kfree(slot);
+}
+
 /**
  * nmv_tapq_scan() - find queues opened and closed since the last time
  * @t: device
@@ -138,7 +159,7 @@ void nmv_tapq_scan(struct nmv_tap *t)
 	list_for_each_entry(q, &t->tap.queue_list, next) {
 		slot = nmv_tapq_known(t, q);
 		if (!slot) {
-			slot = kzalloc(sizeof(*slot), GFP_KERNEL);
+			slot = nmv_tapq_new();
 			if (!slot)
 				continue;
 			slot->q = q;
@@ -159,7 +180,7 @@ void nmv_tapq_scan(struct nmv_tap *t)
 	}
 	list_for_each_entry_safe(slot, next, &t->known, list) {
 		list_del(&slot->list);
-		kfree_rcu(slot, rcu);
+		call_rcu(&slot->rcu, nmv_tapq_free);
 	}
 	list_splice(&alive, &t->known);
 }

@@ -65,11 +65,15 @@ static u32 nmv_tap_places(const struct tap_dev *tap, const struct tap_queue *q,
 	       DIV_ROUND_UP(skb->len, skb_shinfo(skb)->gso_size);
 }
 
-/*
- * How many frames wait in a ring, roughly, and from where the next is taken;
- * under the producer lock.
+/**
+ * nmv_ring_used() - how many frames wait in a ring, roughly
+ * @r: ring
+ * @head: set to the place from which the next one is taken
+ *
+ * Context: under the producer lock.
+ * Return: frames
  */
-static u32 nmv_ring_used(const struct ptr_ring *r, u32 *head)
+u32 nmv_ring_used(const struct ptr_ring *r, u32 *head)
 {
 	u32 at = r->producer, size = r->size;
 
@@ -81,54 +85,85 @@ static u32 nmv_ring_used(const struct ptr_ring *r, u32 *head)
 	return at > *head ? at - *head : at + size - *head;
 }
 
-/* Note whether somebody reads a ring; under its producer lock. */
-static void nmv_tapq_look(struct nmv_tapq *slot, u32 used, u32 head)
-{
-	if (used && head == slot->read_to)
-		return;
-	slot->read_to = head;
-	slot->read_at = jiffies;
-}
-
-/**
- * nmv_tapq_read() - counters of an open queue
- * @slot: the queue
- * @s: filled in, with what holds at one moment
- *
- * A guest that hangs, or has not set up its interface yet, leaves frames in
- * the ring: the queue is stalled when that has lasted NMV_TAP_PATIENCE.
- *
- * Context: bottom halves off; RCU read side, or RTNL.
+/*
+ * See how full the ring is, and whether somebody reads it. That takes the
+ * reader's cache line, so it is done once a tick, not for every frame.
  */
-void nmv_tapq_read(struct nmv_tapq *slot, struct nmv_tapq_stats *s)
+static void nmv_tapq_look(struct nmv_tapq *slot)
 {
 	struct ptr_ring *r = &slot->q->ring;
 	u32 used, head;
 
 	spin_lock(&r->producer_lock);
+	WRITE_ONCE(slot->looked, jiffies);
 	used = nmv_ring_used(r, &head);
-	nmv_tapq_look(slot, used, head);
-	s->received = slot->received;
-	s->dropped = slot->dropped;
-	s->high_water = slot->ring_high_water;
-	s->stalled = time_after(jiffies, slot->read_at + NMV_TAP_PATIENCE);
+	if (used > slot->ring_high_water)
+		WRITE_ONCE(slot->ring_high_water, used);
+	if (!used || head != slot->read_to) {
+		slot->read_to = head;
+		WRITE_ONCE(slot->read_at, jiffies);
+	}
 	spin_unlock(&r->producer_lock);
 }
 
-static bool nmv_tap_stalled(struct nmv_tapq *slot)
+/*
+ * A guest that hangs, or has not set up its interface yet, leaves frames in
+ * the ring: the queue is stalled when that has lasted NMV_TAP_PATIENCE.
+ */
+static bool nmv_tapq_stalled(struct nmv_tapq *slot)
 {
-	struct nmv_tapq_stats s;
-
-	nmv_tapq_read(slot, &s);
-	return s.stalled;
+	if (READ_ONCE(slot->looked) != jiffies)
+		nmv_tapq_look(slot);
+	return time_after(jiffies, READ_ONCE(slot->read_at) + NMV_TAP_PATIENCE);
 }
 
 /**
- * nmv_ring_room() - is there room in a ring, and note it
- * @r: ring
- * @places: places asked for
- * @slot: counters of its queue, or NULL
- * @early: only asking: a frame that finds room will ask again
+ * nmv_tapq_read() - counters of an open queue
+ * @slot: the queue
+ * @s: filled in
+ *
+ * Context: bottom halves off; RCU read side, or RTNL.
+ */
+void nmv_tapq_read(struct nmv_tapq *slot, struct nmv_tapq_stats *s)
+{
+	const struct nmv_tapq_pcpu *p;
+	u64 delivered, dropped;
+	unsigned int start;
+	int cpu;
+
+	memset(s, 0, sizeof(*s));
+	for_each_possible_cpu(cpu) {
+		p = per_cpu_ptr(slot->counts, cpu);
+		do {
+			start = u64_stats_fetch_begin(&p->syncp);
+			delivered = u64_stats_read(&p->delivered);
+			dropped = u64_stats_read(&p->dropped);
+		} while (u64_stats_fetch_retry(&p->syncp, start));
+		s->delivered += delivered;
+		s->dropped += dropped;
+	}
+	nmv_tapq_look(slot);
+	s->high_water = READ_ONCE(slot->ring_high_water);
+	s->stalled = nmv_tapq_stalled(slot);
+}
+
+/* What became of a frame for a queue, if the queue has a slot yet. */
+static void nmv_tapq_count(struct nmv_tapq *slot, bool dropped)
+{
+	struct nmv_tapq_pcpu *p;
+
+	if (unlikely(!slot))
+		return;
+	p = this_cpu_ptr(slot->counts);
+	u64_stats_update_begin(&p->syncp);
+	u64_stats_inc(dropped ? &p->dropped : &p->delivered);
+	u64_stats_update_end(&p->syncp);
+}
+
+/**
+ * nmv_ring_room() - is there room in a ring
+ * @r: ring; one of size 0, which has no place to look at, never has
+ * @places: places asked for; of more than there are, all
  *
  * The consumer clears places from the last to the first of a batch, so all
  * between two free places are free or about to be.
@@ -136,33 +171,18 @@ static bool nmv_tap_stalled(struct nmv_tapq *slot)
  * Context: bottom halves off.
  * Return: true if there is
  */
-bool nmv_ring_room(struct ptr_ring *r, u32 places, struct nmv_tapq *slot,
-		   bool early)
+bool nmv_ring_room(struct ptr_ring *r, u32 places)
 {
-	u32 at, last, size, head, used;
 	bool room = false;
+	u32 at, last;
 
 	spin_lock(&r->producer_lock);
-	at = r->producer;
-	size = r->size;
-	used = nmv_ring_used(r, &head);
-	if (size) {
-		places = min(places, size);
-		last = at + places - 1;
-		if (last >= size)
-			last -= size;
+	if (r->size) {
+		at = r->producer;
+		last = at + min_t(u32, places, r->size) - 1;
+		if (last >= r->size)
+			last -= r->size;
 		room = !READ_ONCE(r->queue[at]) && !READ_ONCE(r->queue[last]);
-	}
-	if (slot)
-		nmv_tapq_look(slot, used, head);
-	if (slot && !(early && room)) {
-		slot->received++;
-		if (room)
-			used = min(used + places, size);
-		else
-			slot->dropped++;
-		if (used > slot->ring_high_water)
-			slot->ring_high_water = used;
 	}
 	spin_unlock(&r->producer_lock);
 	return room;
@@ -175,6 +195,17 @@ static struct nmv_tapq *nmv_tap_slot(struct nmv_tap *t, struct tap_queue *q)
 	if (unlikely(!slot))
 		nmv_tapq_ask(t);
 	return slot;
+}
+
+/* A frame for a queue found its ring full, and is lost. */
+static void nmv_tap_full(struct nmv_dev *nd, struct nmv_tapq *slot)
+{
+	nmv_tapq_count(slot, true);
+	nmv_count(nd, NMV_RX_DROPPED_RING_FULL, 1);
+	/* The first time between two ticks, perhaps, that it is full. */
+	if (slot && READ_ONCE(slot->ring_high_water) <
+		    READ_ONCE(slot->q->ring.size))
+		nmv_tapq_look(slot);
 }
 
 /**
@@ -191,6 +222,7 @@ static struct nmv_tapq *nmv_tap_slot(struct nmv_tap *t, struct tap_queue *q)
 bool nmv_tap_early_drop(struct nmv_dev *nd, struct sk_buff *skb)
 {
 	struct nmv_tap *t = nd->tap;
+	struct nmv_tapq *slot;
 	struct tap_queue *q;
 
 	/* A full ring tells nothing of a frame that goes to all of them. */
@@ -201,46 +233,30 @@ bool nmv_tap_early_drop(struct nmv_dev *nd, struct sk_buff *skb)
 		nmv_count(nd, NMV_RX_DROPPED_NO_QUEUE, 1);
 		return true;
 	}
-	if (nmv_ring_room(&q->ring, 1, nmv_tap_slot(t, q), true))
+	slot = nmv_tap_slot(t, q);
+	if (nmv_ring_room(&q->ring, 1))
 		return false;
-	nmv_count(nd, NMV_RX_DROPPED_RING_FULL, 1);
+	nmv_tap_full(nd, slot);
 	return true;
-}
-
-/**
- * nmv_ring_late() - a frame that had found room was dropped after all
- * @r: ring; under its lock alone it cannot become one of size 0, which has no
- *	place to look at
- * @slot: counters of its queue, which had received the frame, or NULL
- *
- * Context: bottom halves off.
- * Return: true if the ring is full now, as one of size 0 always is
- */
-bool nmv_ring_late(struct ptr_ring *r, struct nmv_tapq *slot)
-{
-	bool full;
-
-	spin_lock(&r->producer_lock);
-	full = !r->size || READ_ONCE(r->queue[r->producer]);
-	if (slot)
-		slot->dropped++;
-	spin_unlock(&r->producer_lock);
-	return full;
 }
 
 /*
  * One frame into one queue, which is the one that tap.ko will choose for it.
- * Consumes the frame and counts what became of it.
+ * Consumes the frame and counts what became of it. Whether a frame finds room
+ * is seen by putting it there; only one of several segments has to know before.
  */
 static void nmv_tap_put(struct nmv_dev *nd, struct tap_queue *q,
 			struct sk_buff *skb)
 {
 	struct nmv_tapq *slot = nmv_tap_slot(nd->tap, q);
+	u32 places = nmv_tap_places(&nd->tap->tap, q, skb);
+	bool sum = skb->ip_summed == CHECKSUM_PARTIAL;
 	unsigned int len = skb->len + ETH_HLEN;
 
-	if (!nmv_ring_room(&q->ring, nmv_tap_places(&nd->tap->tap, q, skb),
-			   slot, false)) {
-		nmv_count(nd, NMV_RX_DROPPED_RING_FULL, 1);
+	if (slot && READ_ONCE(slot->looked) != jiffies)
+		nmv_tapq_look(slot);
+	if (unlikely(places > 1) && !nmv_ring_room(&q->ring, places)) {
+		nmv_tap_full(nd, slot);
 		kfree_skb(skb);
 		return;
 	}
@@ -252,15 +268,17 @@ static void nmv_tap_put(struct nmv_dev *nd, struct tap_queue *q,
 	__this_cpu_write(nmv_late_drop, false);
 	if (unlikely(tap_handle_frame(&skb) == RX_HANDLER_PASS)) {
 		/* The queue was closed between the two looks. */
-		nmv_ring_late(&q->ring, slot);
 		nmv_count(nd, NMV_RX_DROPPED_NO_QUEUE, 1);
 		kfree_skb(skb);
 	} else if (unlikely(__this_cpu_read(nmv_late_drop))) {
-		nmv_count(nd, nmv_ring_late(&q->ring, slot) ?
-			  NMV_RX_DROPPED_RING_FULL : NMV_RX_DROPPED_OTHER, 1);
+		/* A frame without segments or sum to make lacks but room. */
+		if ((places > 1 || sum) && nmv_ring_room(&q->ring, 1))
+			nmv_count(nd, NMV_RX_DROPPED_OTHER, 1);
+		else
+			nmv_tap_full(nd, slot);
 	} else {
-		nmv_count(nd, NMV_RX_DELIVERED, 1);
-		nmv_count(nd, NMV_RX_BYTES, len);
+		nmv_tapq_count(slot, false);
+		nmv_count_frame(nd, NMV_RX_DELIVERED, NMV_RX_BYTES, len);
 	}
 }
 
@@ -349,14 +367,14 @@ static struct tap_queue *nmv_tap_reader(struct nmv_dev *nd,
 	u32 i, first, other_at;
 	struct tap_queue *other;
 
-	if (!slot || n < 2 || n > MAX_TAP_QUEUES || !nmv_tap_stalled(slot))
+	if (!slot || n < 2 || n > MAX_TAP_QUEUES || !nmv_tapq_stalled(slot))
 		return q;
 	first = skb_get_hash(skb) / n;
 	for (i = 0; i < n - 1; i++) {
 		other_at = (at + 1 + (first + i) % (n - 1)) % n;
 		other = rcu_dereference(tap->taps[other_at]);
 		slot = other ? nmv_tap_slot(nd->tap, other) : NULL;
-		if (!slot || nmv_tap_stalled(slot))
+		if (!slot || nmv_tapq_stalled(slot))
 			continue;
 		nmv_count(nd, NMV_RX_DIVERTED, 1);
 		__skb_set_sw_hash(skb, n + other_at, false);

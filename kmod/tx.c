@@ -42,8 +42,7 @@ netdev_tx_t nmv_start_xmit(struct sk_buff *skb, struct net_device *dev)
 		if (to && to != nd &&
 		    nmv_hears_sibling(mode, READ_ONCE(to->mode))) {
 			nmv_queue_offer(to, skb);
-			nmv_count(nd, NMV_TX_SIBLING, 1);
-			nmv_count(nd, NMV_TX_BYTES, len);
+			nmv_count_frame(nd, NMV_TX_SIBLING, NMV_TX_BYTES, len);
 			return NETDEV_TX_OK;
 		}
 	}
@@ -51,8 +50,7 @@ netdev_tx_t nmv_start_xmit(struct sk_buff *skb, struct net_device *dev)
 	skb->dev = nd->lower;
 	ret = dev_queue_xmit(skb);
 	if (likely(ret == NET_XMIT_SUCCESS || ret == NET_XMIT_CN)) {
-		nmv_count(nd, NMV_TX_LOWER, 1);
-		nmv_count(nd, NMV_TX_BYTES, len);
+		nmv_count_frame(nd, NMV_TX_LOWER, NMV_TX_BYTES, len);
 	} else {
 		nmv_count(nd, NMV_TX_DROPPED, 1);
 	}
