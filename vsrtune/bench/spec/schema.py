@@ -8,12 +8,12 @@ docs/bench.md say what the keys mean.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from vsrtune.bench.spec.model import BenchAttachment, Tuning
 from vsrtune.core.cpuset import MAX_CPU
 from vsrtune.policy.schema import DEVICE_PATTERN, MAC_PATTERN
+from vsrtune.policy.subschemas import FLAG, by_name, choice, mapping, name, sequence, text, whole
 
 SCHEMA_ID = "https://vsrtune.invalid/schema/bench.json"
 MIN_SIZE = 60
@@ -29,49 +29,7 @@ DURATION_PATTERN = r"^\s*([0-9]+(\.[0-9]*)?|\.[0-9]+)\s*(ms|s|min)\s*$"
 
 _IPV4 = r"^[0-9]{1,3}(\.[0-9]{1,3}){3}$"
 
-
-def _text(expects: str, pattern: str = "", name: str = "") -> dict[str, Any]:
-    """Text; one that does not match ``pattern`` is not ``name``."""
-    matching = {"pattern": pattern, "x-pattern": name} if pattern else {}
-    return {"type": "string", "minLength": 1, "maxLength": 255, "x-expects": expects, **matching}
-
-
-def _number(low: int, high: int, unit: str = "") -> dict[str, Any]:
-    expects = f"a whole number{unit} from {low} to {high}"
-    return {"type": "integer", "minimum": low, "maximum": high, "x-expects": expects}
-
-
-def _share(low: float, expects: str) -> dict[str, Any]:
-    return {"type": "number", "minimum": low, "maximum": 0.5, "x-expects": expects}
-
-
-def _choice(values: Sequence[object]) -> dict[str, Any]:
-    *most, last = map(str, values)
-    return {"enum": list(values), "x-expects": f"{', '.join(most)} or {last}"}
-
-
-def _list(items: dict[str, Any], expects: str) -> dict[str, Any]:
-    return {"type": "array", "minItems": 1, "items": items, "x-expects": expects}
-
-
-def _by_name(values: dict[str, Any], expects: str) -> dict[str, Any]:
-    return {"type": "object", "additionalProperties": values, "x-expects": expects}
-
-
-def _mapping(
-    expects: str, properties: dict[str, Any], required: tuple[str, ...] = ()
-) -> dict[str, Any]:
-    return {
-        "type": "object",
-        "additionalProperties": False,
-        "required": list(required),
-        "x-expects": expects,
-        "properties": properties,
-    }
-
-
-_FLAG = {"type": "boolean", "x-expects": "true or false"}
-_RATE = _number(1, MAX_PPS, " of frames per second")
+_RATE = whole(1, MAX_PPS, " of frames per second")
 _DURATION = {
     "type": ["number", "string"],
     "minimum": 0,
@@ -88,85 +46,91 @@ _SIZE = {
     "x-pattern": "a frame size",
     "x-expects": f"imix, or a number of bytes from {MIN_SIZE} to {MAX_SIZE}",
 }
-_COMMAND = _list(
-    {"type": "string", "x-expects": "text, in quotes where YAML needs them"},
+_SHARE = {"type": "number", "minimum": 0, "maximum": 0.5, "x-expects": "a share such as 0.005"}
+_COMMAND = sequence(
+    text("text, in quotes where YAML needs them"),
     "a command as a list, such as [tuned-adm, profile, virtual-host]",
 )
 
-_ENDPOINT = _mapping(
+_ENDPOINT = mapping(
     "keys such as device: g0",
     {
-        "device": _text("a device name such as eth1", DEVICE_PATTERN, "a device name"),
-        "namespace": _text(
+        "device": name("a device name such as eth1", DEVICE_PATTERN, "a device name"),
+        "namespace": name(
             "the name of a namespace of ip netns", r"^[^/\s]+$", "the name of a namespace"
         ),
-        "host": _text("an ssh destination such as user@box", r"^[^\s-]\S*$", "an ssh destination"),
-        "cpu": _number(0, MAX_CPU),
+        "host": name("an ssh destination such as user@box", r"^[^\s-]\S*$", "an ssh destination"),
+        "cpu": whole(0, MAX_CPU),
     },
     ("device",),
 )
 
-_LEG = _mapping(
+_LEG = mapping(
     "{source: 10.10.1.2, destination: 10.20.1.100}",
     {
-        "mac": _text("a MAC address such as 52:54:00:00:01:01", MAC_PATTERN, "a MAC address"),
-        "source": _text("an address such as 10.10.1.2", _IPV4, "an IPv4 address"),
-        "destination": _text("an address such as 10.20.1.100", _IPV4, "an IPv4 address"),
+        "mac": name("a MAC address such as 52:54:00:00:01:01", MAC_PATTERN, "a MAC address"),
+        "source": name("an address such as 10.10.1.2", _IPV4, "an IPv4 address"),
+        "destination": name("an address such as 10.20.1.100", _IPV4, "an IPv4 address"),
     },
     ("source", "destination"),
 )
 
-_ROUTER = _mapping(
+_ROUTER = mapping(
     "a mapping with the keys guest and forth",
     {
-        "guest": _text("the guest's name"),
-        "guests": {
-            **_list(_text("the guest's name as text"), "a list of guests such as [vr1, vr2]"),
-            "maxItems": MAX_MEMBERS,
-        },
-        "native": _text("any name"),
+        "guest": name("the guest's name"),
+        "guests": sequence(
+            name("the guest's name as text"),
+            "a list of guests such as [vr1, vr2]",
+            maxItems=MAX_MEMBERS,
+        ),
+        "native": name("any name"),
         "forth": _LEG,
         "back": _LEG,
     },
     ("forth",),
 )
 
-_TRAFFIC = _mapping(
+_TRAFFIC = mapping(
     "keys such as size: 60",
     {
         "size": _SIZE,
-        "flows": _number(1, MAX_FLOWS),
-        "destinations": _number(1, MAX_DESTINATIONS),
-        "bidirectional": _FLAG,
+        "flows": whole(1, MAX_FLOWS),
+        "destinations": whole(1, MAX_DESTINATIONS),
+        "bidirectional": FLAG,
         "burst": {**_DURATION, "maximum": 1},
     },
 )
 
-_METHOD = _mapping(
+_METHOD = mapping(
     "keys such as kind: sweep",
     {
-        "kind": _choice(KINDS),
-        "rates": _list(_RATE, "a list of frames per second such as [4000, 16000]"),
+        "kind": choice(*KINDS),
+        "rates": sequence(_RATE, "a list of frames per second such as [4000, 16000]"),
         "seconds": _DURATION,
-        "repeats": _number(1, 1000),
-        "low": _number(0, MAX_PPS),
-        "high": _number(1, MAX_PPS),
-        "loss": _share(0, "a share such as 0.005"),
-        "precision": _share(0.001, "a share from 0.001 to 0.5, such as 0.05"),
-        "trials": _number(1, 100),
+        "repeats": whole(1, 1000),
+        "low": whole(0, MAX_PPS),
+        "high": whole(1, MAX_PPS),
+        "loss": _SHARE,
+        "precision": {
+            **_SHARE,
+            "minimum": 0.001,
+            "x-expects": "a share from 0.001 to 0.5, such as 0.05",
+        },
+        "trials": whole(1, 100),
         "duration": _DURATION,
-        "by_router": _by_name(_RATE, "rates by router name such as {vr1: 8000}"),
-        "latency": _FLAG,
-        "sizes": _list(_SIZE, "a list of sizes such as [60, 508, 1496]"),
+        "by_router": by_name(_RATE, "rates by router name such as {vr1: 8000}"),
+        "latency": FLAG,
+        "sizes": sequence(_SIZE, "a list of sizes such as [60, 508, 1496]"),
     },
     ("kind",),
 )
 
-_CONFIGURATION = _mapping(
+_CONFIGURATION = mapping(
     "keys such as tuning: untuned",
     {
-        "tuning": _choice([t.value for t in Tuning]),
-        "policy": _text("a path such as router.yaml"),
+        "tuning": choice(*map(str, Tuning)),
+        "policy": name("a path such as router.yaml"),
         "cpus": {
             "type": ["integer", "string"],
             "minimum": 0,
@@ -175,13 +139,13 @@ _CONFIGURATION = _mapping(
         },
         "apply": _COMMAND,
         "revert": _COMMAND,
-        "attachment": _choice([a.value for a in BenchAttachment]),
-        "vhost": _FLAG,
-        "queues": _number(1, MAX_QUEUES),
-        "ring": {"type": "integer", **_choice([256, 512, 1024])},
-        "mergeable": _FLAG,
-        "scale": _by_name(
-            _number(1, MAX_MEMBERS), "a number of members by the group's name, such as {edge: 2}"
+        "attachment": choice(*map(str, BenchAttachment)),
+        "vhost": FLAG,
+        "queues": whole(1, MAX_QUEUES),
+        "ring": choice(256, 512, 1024, type="integer"),
+        "mergeable": FLAG,
+        "scale": by_name(
+            whole(1, MAX_MEMBERS), "a number of members by the group's name, such as {edge: 2}"
         ),
     },
 )
@@ -189,17 +153,17 @@ _CONFIGURATION = _mapping(
 SCHEMA: dict[str, Any] = {
     "$schema": "https://json-schema.org/draft/2020-12/schema",
     "$id": SCHEMA_ID,
-    **_mapping(
+    **mapping(
         "keys such as left, right and routers",
         {
-            "name": _text("a name"),
+            "name": name("a name"),
             "left": _ENDPOINT,
             "right": _ENDPOINT,
-            "routers": _list(_ROUTER, "a list of mappings with the keys guest and forth"),
+            "routers": sequence(_ROUTER, "a list of mappings with the keys guest and forth"),
             "traffic": _TRAFFIC,
             "method": _METHOD,
             "configuration": _CONFIGURATION,
-            "limits": _mapping("keys such as pps: 200000", {"pps": _RATE, "seconds": _DURATION}),
+            "limits": mapping("keys such as pps: 200000", {"pps": _RATE, "seconds": _DURATION}),
             "warmup": _DURATION,
         },
         ("left", "right", "routers", "method"),
