@@ -10,8 +10,8 @@ or "frames" of bursts); points: one for each load with offered (None for a searc
 (of frames, where it is the load's own) and
 configurations: one for each, in their order, with
 
-    name, values (by round), median, low, high (the least and greatest), loss and sent_pps
-    (medians, None for a search), generator_limited, ratio (None for the baseline): median,
+    name, values (by round) and their spread, loss and sent_pps (medians, None for a search),
+    generator_limited, ratio (None for the baseline): median,
     low, high (of the interval, None when there is none), pairs, p (signed-rank test),
     verdict ("higher", "lower", "none", "too few pairs"), text (a sentence);
 
@@ -27,6 +27,7 @@ however many loads it has.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
@@ -133,9 +134,7 @@ def _summary(
                 {
                     "name": name,
                     "values": list(measured),
-                    "median": median(measured),
-                    "low": min(measured),
-                    "high": max(measured),
+                    **stats.spread(measured),
                     "loss": None,
                     "sent_pps": None,
                     "generator_limited": False,
@@ -188,15 +187,8 @@ def verdict(ratio: stats.Ratio, claimed: bool, name: str, base: str, what: str) 
     else:
         word = "higher" if ratio.low > 1.0 else "lower"
         text = f"{name}: {word} {what} than {base} (ratio {values})"
-    return {
-        "median": ratio.median,
-        "low": ratio.low if ratio.bounded else None,
-        "high": ratio.high if ratio.bounded else None,
-        "pairs": ratio.pairs,
-        "p": ratio.p,
-        "verdict": word,
-        "text": text,
-    }
+    unknown = {} if ratio.bounded else {"low": None, "high": None}
+    return {**asdict(ratio), **unknown, "verdict": word, "text": text}
 
 
 def _notes(pairs: int, points: int) -> list[str]:

@@ -34,8 +34,9 @@ from math import floor
 from statistics import fmean
 from typing import Any
 
-from vsrtune.bench.methods.schedule import MethodRun, even_load, spread_of
+from vsrtune.bench.methods.schedule import MethodRun, even_load
 from vsrtune.bench.spec.model import Load, Spec, Trial
+from vsrtune.core.stats import spread
 
 SHORTEST = 0.5
 LATENCY_SHARES = (0.1, 0.5, 0.9)
@@ -245,7 +246,7 @@ def back_to_back(spec: Spec) -> MethodRun:
         "kind": "back-to-back",
         "rate": rate,
         "bursts": bursts,
-        "burst": spread_of(bursts),
+        "burst": spread(bursts),
         "mean": mean,
         "at_high": at_high,
         "drain_pps": drained.pps,
