@@ -12,6 +12,7 @@ from vsrtune.bench.report import plots, summaries, tables
 from vsrtune.bench.spec.model import Outcome
 from vsrtune.core.codec import decode, encode
 from vsrtune.core.errors import InputError, VsrtuneError
+from vsrtune.core.untrusted import json_value
 from vsrtune.views.tables import filled
 
 FORMAT = "vsrtune-bench/1"
@@ -27,8 +28,8 @@ def outcome_from_json(text: str, path: str = "") -> Outcome:
     """Read the text of ``outcome_to_json``; ``path`` is used in messages. Raises InputError."""
     hint = "name a file that vsrtune bench wrote with --json"
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
+        data = json_value(text)
+    except ValueError:
         raise InputError("the file is not JSON", where=path, hint=hint) from None
     if not isinstance(data, dict) or "format" not in data:
         raise InputError("the file is not a bench result", where=path, hint=hint)

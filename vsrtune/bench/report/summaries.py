@@ -14,7 +14,7 @@ from vsrtune.bench.spec.model import Outcome
 from vsrtune.views.tables import NOTHING, Table
 
 Summary = Mapping[str, Any]
-Columns = Mapping[str, Callable[[Any], str]]
+Columns = dict[str, Callable[[Any], str]]
 
 
 def number(value: float | None) -> str:
@@ -31,14 +31,23 @@ def percent(share: float | None) -> str:
     return "0" if share == 0 else f"{100 * share:.2f}"
 
 
-def microseconds(seconds: float | None) -> str:
-    """A time in microseconds."""
-    return number(None if seconds is None else seconds * 1e6)
-
-
 def interval(low: float | None, high: float | None) -> str:
     """``low..high``; a dash when there is none."""
     return NOTHING if low is None or high is None else f"{number(low)}..{number(high)}"
+
+
+def _microseconds(seconds: float | None) -> str:
+    return number(None if seconds is None else seconds * 1e6)
+
+
+# Of a Latency as data.
+PROBES: Columns = {
+    "P50": lambda one: _microseconds(one["p50"]),
+    "P90": lambda one: _microseconds(one["p90"]),
+    "P99": lambda one: _microseconds(one["p99"]),
+    "probes": lambda one: str(one["sent"]),
+    "lost": lambda one: str(one["lost"]),
+}
 
 
 def listed(title: str, columns: Columns, items: Iterable[Any]) -> Table:
@@ -135,11 +144,7 @@ def _latency(s: Summary) -> Table:
     columns: Columns = {
         "load": lambda one: f"{100 * one['share']:g} % of {s['kind'].upper()}",
         "pps": lambda one: number(one["rate"]),
-        "P50": lambda one: microseconds(one["p50"]),
-        "P90": lambda one: microseconds(one["p90"]),
-        "P99": lambda one: microseconds(one["p99"]),
-        "probes": lambda one: str(one["sent"]),
-        "lost": lambda one: str(one["lost"]),
+        **PROBES,
     }
     return listed("One-way latency under load, microseconds", columns, s["latency"])
 

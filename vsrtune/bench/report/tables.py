@@ -7,14 +7,14 @@ Pure, like vsrtune.views.tables: this module makes the texts, others draw them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from vsrtune.bench.report import summaries
 from vsrtune.bench.report.points import DROPS, ROLES, Point, by_configuration, used
-from vsrtune.bench.report.summaries import interval, listed, microseconds, number, percent
-from vsrtune.bench.spec.model import Latency, Outcome, Router
+from vsrtune.bench.report.summaries import PROBES, Columns, interval, listed, number, percent
+from vsrtune.bench.spec.model import Outcome, Router
 from vsrtune.views.tables import NOTHING, Table, filled
 
 _DROP_HEADS = {
@@ -103,55 +103,49 @@ def load_text(p: Point) -> str:
 
 def throughput_table(found: Sequence[Point]) -> Table:
     """A row for each configuration and load: rates, loss, and where frames were lost."""
-    columns: dict[str, Callable[[Point], str]] = {
-        "configuration": lambda p: p.configuration,
-        "offered pps": lambda p: load_text(p) + (f" x {p.frames:,}" if p.frames else ""),
-        "sent pps": lambda p: number(p.sent_pps),
-        "forwarded pps": lambda p: number(p.pps),
-        "lowest..highest": lambda p: interval(p.low, p.high),
-        "trials": lambda p: str(len(p.trials)),
-        "lost %": lambda p: percent(p.loss),
-    }
-    for place in used(found, DROPS, "drops"):
-        columns[_DROP_HEADS[place]] = partial(_drop_share, place)
-    return listed("Forwarded", columns, found)
-
-
-def _drop_share(place: str, p: Point) -> str:
-    return percent(p.drop_share(place))
+    places = used(found, DROPS, "drops")
+    rows = [
+        {
+            "configuration": p.configuration,
+            "offered pps": load_text(p) + (f" x {p.frames:,}" if p.frames else ""),
+            "sent pps": number(p.sent_pps),
+            "forwarded pps": number(p.pps),
+            "lowest..highest": interval(p.low, p.high),
+            "trials": str(len(p.trials)),
+            "lost %": percent(p.loss),
+            **{_DROP_HEADS[place]: percent(p.drop_share(place)) for place in places},
+        }
+        for p in found
+    ]
+    return Table.of("Forwarded", rows)
 
 
 def cost_table(found: Sequence[Point]) -> Table:
     """The cost of forwarding: CPU time by role, context switches, migrations."""
-    columns: dict[str, Callable[[Point], str]] = {
-        "configuration": lambda p: p.configuration,
-        "offered pps": load_text,
-    }
-    roles = tuple(r for r in used(found, ROLES, "cpu_seconds") if r != "idle")
-    for role in roles:
-        columns[role] = partial(_cost, role)
-    columns["switches per 1000 frames"] = lambda p: number(p.switches_per_thousand())
-    columns["migrations/s"] = lambda p: number(p.migrations_per_second())
-    title = "Cost: CPU seconds for a million frames forwarded, by thread role"
-    return listed(title, columns, found if roles else ())
-
-
-def _cost(role: str, p: Point) -> str:
-    return number(p.cpu_per_million(role))
+    roles = [r for r in used(found, ROLES, "cpu_seconds") if r != "idle"]
+    rows = [
+        {
+            "configuration": p.configuration,
+            "offered pps": load_text(p),
+            **{role: number(p.cpu_per_million(role)) for role in roles},
+            "switches per 1000 frames": number(p.switches_per_thousand()),
+            "migrations/s": number(p.migrations_per_second()),
+        }
+        for p in found
+        if roles
+    ]
+    return Table.of("Cost: CPU seconds for a million frames forwarded, by thread role", rows)
 
 
 def latency_table(found: Sequence[Point]) -> Table:
     """One-way latency, where probes were sent."""
-    columns: dict[str, Callable[[tuple[Point, Latency]], str]] = {
-        "configuration": lambda one: one[0].configuration,
-        "offered pps": lambda one: load_text(one[0]),
-        "P50": lambda one: microseconds(one[1].p50),
-        "P90": lambda one: microseconds(one[1].p90),
-        "P99": lambda one: microseconds(one[1].p99),
-        "probes": lambda one: str(one[1].sent),
-        "lost": lambda one: str(one[1].lost),
+    columns: Columns = {
+        "configuration": lambda one: one["point"].configuration,
+        "offered pps": lambda one: load_text(one["point"]),
+        **PROBES,
     }
-    late = [(p, t.latency) for p in found for t in p.trials if t.latency is not None]
+    latencies = ((p, t.latency) for p in found for t in p.trials)
+    late = [{"point": p, **asdict(latency)} for p, latency in latencies if latency is not None]
     return listed("One-way latency, microseconds", columns, late)
 
 
