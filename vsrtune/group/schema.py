@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from vsrtune.policy.schema import DEVICE_PATTERN
-from vsrtune.policy.subschemas import by_name, choice, mapping, name, sequence, text
+from vsrtune.policy.subschemas import by_name, choice, mapping, sequence, short_text, text
 
 PVR, MSR = "pvr", "msr"
 KINDS = (PVR, MSR)
@@ -24,7 +24,7 @@ MOST_ROUTERS = 99
 
 def _guests(most: int) -> dict[str, Any]:
     expects = f"up to {most} guests such as [vr1, vr2]"
-    return sequence(name("the guest's name as text"), expects, maxItems=most)
+    return sequence(short_text("the guest's name as text"), expects, maxItems=most)
 
 
 _LOWER: dict[str, Any] = {
@@ -54,7 +54,7 @@ _KEYS: dict[str, dict[str, Any]] = {
     PVR: {
         **_COMMON,
         "members": _guests(256),
-        "template": name("the name of a libvirt guest that is shut off"),
+        "template": short_text("the name of a libvirt guest that is shut off"),
         "overlays": text(
             "an absolute path such as /var/lib/libvirt/images", "^/", "an absolute path"
         ),

@@ -16,7 +16,7 @@ from vsrtune.core.cpuset import MAX_CPU
 from vsrtune.core.text import TIME_PATTERN
 from vsrtune.model.deadline import PERCENT_PATTERN
 from vsrtune.model.plan import DriftRule
-from vsrtune.policy.subschemas import FLAG, choice, mapping, name, text, whole
+from vsrtune.policy.subschemas import FLAG, choice, mapping, short_text, text, whole
 
 SCHEMA_ID = "https://vsrtune.invalid/schema/policy.json"
 MAX_QUEUE = 32767
@@ -220,7 +220,9 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
     "x-expects": "keys such as guest: NAME",
     "properties": {
-        "guest": name("the guest's name, UUID or glob as text, in quotes where YAML needs them")
+        "guest": short_text(
+            "the guest's name, UUID or glob as text, in quotes where YAML needs them"
+        )
         | {
             "description": "libvirt name, UUID, or glob of names (*, ?, [abc]); a literal *, ? or "
             "[ is written [*], [?], [[]. qemu:NAME means plain QEMU processes.",

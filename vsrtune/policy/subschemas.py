@@ -18,7 +18,7 @@ def text(expects: str, pattern: str = "", what: str = "", **more: Any) -> dict[s
     return {"type": "string", "x-expects": expects, **matching, **more}
 
 
-def name(expects: str, pattern: str = "", what: str = "") -> dict[str, Any]:
+def short_text(expects: str, pattern: str = "", what: str = "") -> dict[str, Any]:
     """A text of 1 to 255 characters."""
     return text(expects, pattern, what, minLength=1, maxLength=255)
 

@@ -11,7 +11,7 @@ from experiments.judge import in_turn
 from experiments.plan import NATIVE, ROUTES, Claim, Figure, Run, Verdict, fifo, policy, untuned
 from experiments.text import offered, ranged
 from vsrtune.bench.report import plots
-from vsrtune.bench.spec.schema import MAX_DESTINATIONS
+from vsrtune.bench.spec.keys import MAX_DESTINATIONS
 
 FLOWS = (1, 16384, 1_000_000)
 FIRST = "10.128.0.0"

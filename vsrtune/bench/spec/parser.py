@@ -9,8 +9,8 @@ import re
 from typing import Any, get_type_hints
 
 from vsrtune.bench.spec.checks import differences, mistakes
+from vsrtune.bench.spec.keys import DURATION_PATTERN, keys_of
 from vsrtune.bench.spec.model import Configuration, Spec
-from vsrtune.bench.spec.schema import DURATION_PATTERN, schema
 from vsrtune.core.codec import decode
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.policy.model import Policy, PolicyErrors
@@ -22,6 +22,13 @@ PDR_LOSS = 0.005
 KIND = "bench specification"
 _TIMES = ("seconds", "duration")
 _SCALE = {"ms": 0.001, "s": 1.0, "min": 60.0}
+
+
+def schema(*, partial: bool = False) -> dict[str, Any]:
+    """The JSON Schema of a specification; with ``partial``, that of a comparison's later file,
+    which may leave out what it shares with the first."""
+    required = ("configuration",) if partial else ("left", "right", "routers", "method")
+    return keys_of(Spec, "keys such as left, right and routers", *required)
 
 
 def load_text(text: str, path: str, base: Spec | None = None) -> Spec:
