@@ -67,8 +67,13 @@ class Tuner:
 
     def check(self, configuration: Configuration) -> None:
         """Refuse a configuration that cannot be carried out, as far as this is known."""
-        if configuration.tuning is Tuning.COMMAND or configuration.apply:
-            _check_commands(configuration)
+        for program in (*configuration.apply[:1], *configuration.revert[:1]):
+            if shutil.which(program) is None:
+                raise VsrtuneError(
+                    f"there is no program {program!r}",
+                    where=configuration.name,
+                    hint="install it, or name its path",
+                )
         self._planning(configuration)
 
     def apply(self, configuration: Configuration) -> tuple[str, ...]:
@@ -146,22 +151,6 @@ class Tuner:
         refs = {action.target.guest for action, _ in result.pending}
         refs |= {skipped.guest for skipped in plan.skipped if skipped.pending}
         return HOST_REF in refs or any(self._names(r.removeprefix("qemu:"), r) for r in refs)
-
-
-def _check_commands(configuration: Configuration) -> None:
-    for key in ("apply", "revert"):
-        argv: tuple[str, ...] = getattr(configuration, key)
-        where = f"{configuration.name}: {key}"
-        if not argv:
-            raise VsrtuneError(
-                "a command that nothing takes back is not run",
-                where=where,
-                hint=f"write {key}: [program, argument, ...]",
-            )
-        if shutil.which(argv[0]) is None:
-            raise VsrtuneError(
-                f"there is no program {argv[0]!r}", where=where, hint="install it, or name its path"
-            )
 
 
 def libvirt_pins(snapshot: Snapshot, names: Collection[str], cpus: CpuSet) -> Plan:

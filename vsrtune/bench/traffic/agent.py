@@ -77,8 +77,8 @@ class Agent:
         self, streams: list[dict[str, Any]], seconds: float, probes: dict[str, Any] | None
     ) -> dict[str, Any]:
         """Send the streams, with probes beside them, and return what was sent."""
-        if self._generator is None:
-            raise VsrtuneError("the agent was not opened")
+        self._check([stream["device"] for stream in streams])
+        assert self._generator is not None, "open comes first"
         self._generator.configure([decode(Stream, stream) for stream in streams])
         stop = threading.Event()
         with ThreadPoolExecutor() as pool:

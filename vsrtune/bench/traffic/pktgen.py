@@ -102,8 +102,6 @@ class Pktgen:
         available = threads()
         numbers = dict.fromkeys(self._devices, 0)
         for stream in streams:
-            if stream.device not in self._devices:
-                raise VsrtuneError("refused: it is not a device of this bench", where=stream.device)
             if stream.cpu not in available:
                 raise VsrtuneError(
                     f"CPU {stream.cpu} has no thread of the packet generator",
@@ -212,8 +210,6 @@ def commands(stream: Stream) -> list[str]:
     if int(stream.leg.mac.split(":")[0], 16) & 1:
         raise VsrtuneError("refused: it is a group address, every host would get it",
                            where=stream.leg.mac)  # fmt: skip
-    if not stream.frames > 0 or not stream.pps > 0:
-        raise VsrtuneError("a stream needs a rate and a count", where=stream.key)
     pps = 2 * stream.pps if stream.burst else stream.pps
     delay = min(round(1e9 / pps), _NO_DELAY_LIMIT)
     if stream.size:

@@ -23,8 +23,6 @@ def command(host: str | None) -> list[str]:
     """The argument list that starts an agent."""
     if host is None:
         return children.module("vsrtune.bench.traffic.agent")
-    if host.startswith("-"):
-        raise VsrtuneError("not a host", where=host)
     root = f'if [ "$(id -u)" = 0 ]; then exec {_REMOTE}; else exec sudo -n {_REMOTE}; fi'
     return [*_SSH, host, root]
 
