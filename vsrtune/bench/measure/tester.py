@@ -57,8 +57,8 @@ class Tester(Closing):
         self._root = LiveRoot()
         # One for each namespace, because a namespace has one packet generator.
         self._agents: dict[Place, AgentProcess] = {}
-        self._boots: dict[Place, str] = {}
-        self._described: dict[Place, dict[str, dict[str, str]]] = {}
+        # Their answers to `open`: the boot id, and the devices with their settings.
+        self._opened: dict[Place, dict[str, Any]] = {}
         self._entries: list[int] = []
 
     def __enter__(self) -> Self:
@@ -80,7 +80,7 @@ class Tester(Closing):
     def devices(self) -> dict[str, dict[str, str]]:
         """The driver and settings of the two devices."""
         ends = (self._spec.left, self._spec.right)
-        return {str(end): self._described[end.place][end.device] for end in ends}
+        return {str(end): self._opened[end.place]["devices"][end.device] for end in ends}
 
     def ready(self, router: str, seconds: float = 1.0) -> bool:
         """Whether probe frames pass through the router, in both directions when it has
@@ -97,7 +97,7 @@ class Tester(Closing):
         if found.back is not None:
             ways.append((found.back, self._spec.right, self._spec.left))
         for leg, source, target in ways:
-            run = _run_number()
+            run = random.getrandbits(32)
             self._agents[source.place].call(
                 "probe", device=source.device, legs=[asdict(leg)], run=run,
                 count=count, rate=100.0, flows=flows, timeout=count / 100.0 + ANSWER_SECONDS,
@@ -148,17 +148,17 @@ class Tester(Closing):
 
     def _start(self) -> None:
         left, right = self._spec.left, self._spec.right
-        devices: dict[Place, set[str]] = {left.place: {left.device}}
-        devices.setdefault(right.place, set()).add(right.device)
+        ends = (left, right)
+        devices = {
+            end.place: sorted({e.device for e in ends if e.place == end.place}) for end in ends
+        }
         for (host, namespace), names in devices.items():
             agent = self._agents[host, namespace] = AgentProcess(host)
             if host is None:
-                entry = cleaners.note_agent(self._ledger, agent.pid, namespace, sorted(names))
+                entry = cleaners.note_agent(self._ledger, agent.pid, namespace, names)
                 self._entries.append(entry)
         for place, agent in self._agents.items():
-            answer = agent.call("open", namespace=place[1], names=sorted(devices[place]))
-            self._boots[place] = answer["boot"]
-            self._described[place] = answer["devices"]
+            self._opened[place] = agent.call("open", namespace=place[1], names=devices[place])
         each = counted(self._spec)
         wanted: dict[Place, dict[str, list[dict[str, Any]]]] = {place: {} for place in devices}
         for end, here in ((left, each["back"]), (right, each["forth"])):
@@ -221,8 +221,8 @@ class Tester(Closing):
             answer = agent.call("counters")
             lost["refused"] += answer["refused"]
             # Count the backlogs of every kernel once, however many namespaces take part.
-            if self._boots[place] not in boots:
-                boots.add(self._boots[place])
+            if self._opened[place]["boot"] not in boots:
+                boots.add(self._opened[place]["boot"])
                 lost["backlog"] += answer["backlog"]
             for key, flow, count in answer["counted"]:
                 frames[key, flow] += count
@@ -242,7 +242,7 @@ class Tester(Closing):
 
     def _probes(self, load: Load, seconds: float) -> dict[str, Any]:
         (left, right) = (self._spec.left, self._spec.right)
-        if self._boots[left.place] != self._boots[right.place]:
+        if self._opened[left.place]["boot"] != self._opened[right.place]["boot"]:
             raise VsrtuneError(
                 "one-way latency needs both ends on one machine, for one clock",
                 hint="leave out `latency`",
@@ -254,7 +254,7 @@ class Tester(Closing):
         return {
             "device": left.device,
             "legs": legs,
-            "run": _run_number(),
+            "run": random.getrandbits(32),
             "rate": rate,
             "count": max(1, int(rate * seconds)),
         }
@@ -265,7 +265,3 @@ class Tester(Closing):
             "probed", device=right.device, run=probes["run"], count=0, wait=0.0
         )
         return latency(sent, dict(came))
-
-
-def _run_number() -> int:
-    return random.getrandbits(32)
