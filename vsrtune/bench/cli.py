@@ -206,9 +206,9 @@ def short_spec(given: dict[str, Any]) -> Spec:
         return {name: given[name] for name in names if name in given}
 
     traffic = those("size", "flows")
-    if str(traffic.get("size", "")).isdecimal():
-        traffic["size"] = int(traffic["size"])
-    rates = _rates(given.get("rates", "1000,4000,16000"))
+    if "size" in traffic:
+        traffic["size"] = _plain(traffic["size"])
+    rates = [_plain(rate) for rate in given.get("rates", "1000,4000,16000").split(",")]
     router = {"native": "host"} if native else those("guest")
     data: dict[str, Any] = {
         "name": given.get("guest", "native"),
@@ -228,11 +228,9 @@ def _endpoint(text: str, option: str) -> dict[str, str]:
     return {name: value for name, value in found.groupdict().items() if value is not None}
 
 
-def _rates(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise click.UsageError(f"--rates {text}: write whole numbers by commas") from None
+def _plain(text: str) -> int | str:
+    """A number as a file has it. The schema judges other texts."""
+    return int(text) if text.isdecimal() else text
 
 
 def check_outputs(json_file: Path | None, html_file: Path | None) -> None:
@@ -248,7 +246,8 @@ def check_outputs(json_file: Path | None, html_file: Path | None) -> None:
 def deliver(outcome: Outcome, json_file: Path | None, html_file: Path | None) -> None:
     """Print and store a result; store it first, because it cannot be had again."""
     from vsrtune.bench.report import tables
-    from vsrtune.bench.report.files import outcome_to_json
+    from vsrtune.bench.report.files import outcome_to_json, write_page
+    from vsrtune.cli import render
 
     if json_file is not None:
         text = outcome_to_json(outcome)
@@ -257,12 +256,8 @@ def deliver(outcome: Outcome, json_file: Path | None, html_file: Path | None) ->
         else:
             json_file.write_text(text, encoding="utf-8")
     if html_file is not None:
-        from vsrtune.bench.report.files import write_page
-
         write_page(outcome, html_file)
     if str(json_file) != "-":
-        from vsrtune.cli import render
-
         render.show(tables.outcome_tables(outcome))
 
 

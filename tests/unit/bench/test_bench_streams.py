@@ -187,7 +187,7 @@ def test_a_generator_that_did_not_run_is_an_error(times: str) -> None:
 def test_devices_of_a_pktgen_thread() -> None:
     text = "Running: g0@2 \nStopped: g0@0 g0@1 \nResult: NA\n"
     assert parse_thread(text) == ["g0@2", "g0@0", "g0@1"]
-    assert parse_thread(text, ("Running:",)) == ["g0@2"]
+    assert parse_thread(text, "Running") == ["g0@2"]
 
 
 def test_the_table_dies_with_its_owner_and_touches_the_named_device_alone() -> None:

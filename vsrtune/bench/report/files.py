@@ -8,7 +8,7 @@ import json
 from importlib.resources import files
 from pathlib import Path
 
-from vsrtune.bench.report import plots, summaries, tables
+from vsrtune.bench.report import plots, tables
 from vsrtune.bench.spec.model import Outcome
 from vsrtune.core.codec import decode, encode
 from vsrtune.core.errors import InputError, VsrtuneError
@@ -52,7 +52,7 @@ def page(outcome: Outcome) -> str:
     label = tables.label(outcome)
     note = " | ".join(t for t in (label, outcome.started, f"vsrtune {outcome.version}") if t)
     found = tables.outcome_tables(outcome)
-    first = 1 + len(filled(*summaries.tables(outcome)))
+    first = 1 + len(filled(*tables.summary_tables(outcome)))
     figures = [
         (caption, Markup(plots.svg(figure, f"f{index}")))  # noqa: S704 (matplotlib escapes)
         for index, (caption, figure) in enumerate(plots.of_outcome(outcome, note))

@@ -50,8 +50,7 @@ _SOFAR = re.compile(r"pkts-sofar: (\d+)\s+errors: (\d+)")
 # Microseconds; 0 before the start. "Result:" does not do: any later command overwrites it, even
 # a delay for a stream that has just ended.
 _TIMES = re.compile(r"started: (\d+)us\s+stopped: (\d+)us")
-_RUNNING = ("Running:",)
-_LABELS = (*_RUNNING, "Stopped:")
+_LABELS = "Running|Stopped"
 _NO_DELAY_LIMIT = 0x7FFFFFFF - 1
 
 
@@ -164,7 +163,7 @@ class Pktgen:
 
     def _ended(self) -> bool:
         cpus = {stream.cpu for stream in self._streams.values()}
-        running = {name for cpu in cpus for name in _listed(cpu, _RUNNING)}
+        running = {name for cpu in cpus for name in _listed(cpu, "Running")}
         return all(
             name not in running and _seconds(_text(name)) is not None for name in self._streams
         )
@@ -267,17 +266,13 @@ def threads() -> tuple[int, ...]:
     return tuple(sorted(int(m[1]) for name in names if (m := _THREAD.fullmatch(name))))
 
 
-def parse_thread(text: str, labels: Sequence[str] = _LABELS) -> list[str]:
+def parse_thread(text: str, labels: str = _LABELS) -> list[str]:
     """The devices that a thread's file lists."""
-    found: list[str] = []
-    for line in text.splitlines():
-        for label in labels:
-            if line.startswith(label):
-                found += line.removeprefix(label).split()
-    return found
+    lines = re.findall(rf"^(?:{labels}):(.*)", text, re.MULTILINE)
+    return [name for line in lines for name in line.split()]
 
 
-def _listed(cpu: int, labels: Sequence[str] = _LABELS) -> list[str]:
+def _listed(cpu: int, labels: str = _LABELS) -> list[str]:
     return parse_thread(_text(f"kpktgend_{cpu}"), labels)
 
 
