@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vsrtune.bench.measure.accounting import Counts, Effort, account
-from vsrtune.bench.measure.threads import Usage, Used, effort, parse_migrations, parse_switches
+from vsrtune.bench.measure.counters import MIGRATIONS, SWITCHES, Usage, Used, effort, total
 from vsrtune.bench.spec.model import Latency, Load, Trial
 from vsrtune.bench.traffic.pktgen import Sent
 from vsrtune.model.guest import ThreadKey
@@ -112,11 +112,8 @@ def test_threads_are_compared_with_themselves() -> None:
 
 
 def test_parsers() -> None:
-    assert (
-        parse_switches("Name:\tx\nvoluntary_ctxt_switches:\t12\nnonvoluntary_ctxt_switches:\t3\n")
-        == 15
-    )
-    assert (
-        parse_migrations("se.vruntime : 1.0\nse.nr_migrations   :    42\nnr_switches : 1\n") == 42
-    )
-    assert parse_migrations("") == 0
+    status = "Name:\tx\nvoluntary_ctxt_switches:\t12\nnonvoluntary_ctxt_switches:\t3\n"
+    assert total(SWITCHES, status) == 15
+    sched = "se.vruntime : 1.0\nse.nr_migrations   :    42\nnr_switches : 1\n"
+    assert total(MIGRATIONS, sched) == 42
+    assert total(MIGRATIONS, None) == 0
