@@ -12,8 +12,7 @@ setup: ## Debian packages and the development environment, outside the tree
 	@tests/setup >/dev/null && tests/promtool
 
 deb: ## the .deb files of the working tree, outside it (OUT=DIR); needs neither a lab nor a network
-	@mkdir -p $(or $(OUT),$(CACHE)/debs) && \
-	tests/lab/lab package --output $(or $(OUT),$(CACHE)/debs)
+	@tests/lab/lab package --output $(or $(OUT),$(CACHE)/debs)
 
 release: ## .deb files, source, checksums and news of HEAD, outside the tree (OUT=DIR)
 	@tests/release $(or $(OUT),$(CACHE)/release)

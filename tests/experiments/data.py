@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from vsrtune.bench.report.files import outcome_from_json
 from vsrtune.bench.report.points import Point, by_configuration
@@ -24,12 +26,14 @@ class Data:
         self._raw = raw
         self._figure = figure
         self._read: dict[str, Outcome] = {}
+        self._heads: dict[str, dict[str, Any]] = {}
         self._beds: dict[str, BedRun] = {}
 
     def of(self, figure: str) -> Data:
         """The same for another figure, whose runs can be named without it."""
         other = Data(self._raw, figure)
         other._read = self._read
+        other._heads = self._heads
         other._beds = self._beds
         return other
 
@@ -37,8 +41,20 @@ class Data:
         """One result. Raises Missing."""
         key = self._key(run)
         if key not in self._read:
-            self._read[key] = outcome_from_json(self._text(f"{key}.json"), key)
+            found = json.loads(self._text(f"{key}.json"))
+            self._heads[key] = {name: found.pop(name, None) for name in ("calibration", "rules")}
+            self._read[key] = outcome_from_json(json.dumps(found), key)
         return self._read[key]
+
+    def calibration(self, run: str) -> list[float]:
+        """Turns of a fixed loop per second, before and after the run; nothing of an old one."""
+        self.outcome(run)
+        return self._heads[self._key(run)]["calibration"] or []
+
+    def rules(self, run: str) -> str | None:
+        """The commit of the rules that stood when a run was made; None of an old one."""
+        found: str | None = json.loads(self._text(f"{self._key(run)}.json")).get("rules")
+        return found
 
     def bed(self, run: str) -> BedRun:
         """The result of a run of namespace routers. Raises Missing."""

@@ -9,6 +9,7 @@ goes on with the next run. Exits 0 when all is done, 75 when the time was up bef
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import shlex
@@ -34,6 +35,9 @@ COVERED = 1 << 20
 # An emulated guest takes a millisecond or more for a route; it tells after so many.
 CHUNK = 1024
 ROUTES_SECONDS = 200
+# Seconds on each CPU, of hashing this.
+CALIBRATION = 1.0
+BLOCK = bytes(4096)
 
 
 def say(text: str) -> None:
@@ -316,12 +320,28 @@ def grouped(wanted: dict[str, Any]) -> Iterator[None]:
         yield
 
 
+def turns() -> float:
+    """How often a second each CPU in turn hashes a fixed block, summed over the CPUs: it falls
+    when something else takes time from the emulator."""
+    home, found = os.sched_getaffinity(0), 0.0
+    for cpu in home:
+        os.sched_setaffinity(0, {cpu})
+        began, count = time.monotonic(), 0
+        while (spent := time.monotonic() - began) < CALIBRATION:
+            hashlib.sha256(BLOCK).digest()
+            count += 1
+        found += count / spent
+    os.sched_setaffinity(0, home)
+    return found
+
+
 def measure(run: dict[str, Any]) -> None:
     """One run; its result lands in the share, whole or not at all."""
     target = SHARE / "raw" / f"{run['key']}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_suffix(".new")
     words = words_for(run, fresh)
+    calibration = [turns()]
     log = SHARE / "log" / f"{run['key']}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     for before in run["before"]:
@@ -336,6 +356,9 @@ def measure(run: dict[str, Any]) -> None:
         lines = log.read_text(errors="replace").splitlines()
         errors = [line for line in lines if line.startswith("vsrtune:")]
         raise RuntimeError("\n".join([f"status {code.returncode}", *(errors or lines[-12:])]))
+    calibration.append(turns())
+    result = json.loads(fresh.read_text())
+    fresh.write_text(json.dumps(result | {"calibration": calibration}))
     fresh.replace(target)
 
 

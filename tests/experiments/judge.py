@@ -1,22 +1,74 @@
-"""Ways to judge a claim. All of them look only at the stored trials."""
+"""The rules of all verdicts. They look at nothing but stored trials.
+
+A rule is committed before the runs that it judges: `lab` measures nothing while the rules differ
+from the commit, and puts its name into the raw file.
+
+- More, or less: the 95 % interval of the ratios within rounds excludes 1.
+- At least so many times as much: the interval lies at or above it. Below it, it is missed.
+- The same: two one-sided tests at 5 %, hence a 90 % interval within 1 / SAME and SAME.
+- Anything else is not shown.
+
+Nothing is judged (Refused)
+
+- where a round was not sent: its trials decide nothing in which the generator sent more than SENT
+  off what was asked; with fewer than KEPT of the rounds left there is no verdict;
+- of runs made one after the other, because the machine's mood may be all of the difference;
+- of a run during which the machine was not quiet (CALM);
+- of a router that stood still (StoodStill), which is a finding of its own.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from statistics import median
+from typing import Any
 
-from vsrtune.core.stats import Ratio
+from vsrtune.bench.spec.model import Trial
+from vsrtune.core.stats import LEVEL, Ratio, median_interval, paired_ratio
 
+from .beddata import BedRun, Value, given
 from .data import Data, mix
 from .plan import Verdict
 from .text import offered, ranged
+
+SENT = 0.02
+KEPT = 0.75
+SAME = 1.1
+# A fixed loop of the lab's CPUs, before and after the run: the slowest over the fastest.
+CALM = 0.9
+# Frames in a trial.
+ALIVE = 100
 
 Judge = Callable[[Data], Verdict]
 Why = Callable[[Data], str]
 
 
-def _say(ours: str, theirs: str, ratio: Ratio, load: float) -> str:
-    return f"{ours} / {theirs} at {offered(load)}: {ratio}"
+class Refused(Exception):
+    """Why trials decide nothing."""
+
+
+class StoodStill(Exception):
+    """Which router forwarded nothing, and when."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """A run, one of its configurations (None for the only one), a load (None for the highest) and
+    a size of frames, in a run of several."""
+
+    run: str
+    configuration: str | None = None
+    load: float | None = None
+    size: int | None = None
+
+    def trials(self, data: Data) -> tuple[Trial, ...]:
+        """One for each round, in their order."""
+        load = top(data, self.run) if self.load is None else self.load
+        return data.at(self.run, self.configuration, load, self.size).trials
+
+    def __str__(self) -> str:
+        return self.configuration or self.run
 
 
 def top(data: Data, run: str) -> float:
@@ -24,164 +76,225 @@ def top(data: Data, run: str) -> float:
     return data.loads(run)[-1]
 
 
-def shown(ratio: Ratio, text: str) -> Verdict:
-    """Agrees when a ratio is shown to be above 1, differs when it is shown to be below."""
-    if not ratio.shown:
-        return Verdict("open", f"{text}: no difference shown")
-    return Verdict("agrees" if ratio.low > 1 else "differs", text)
+# -- what may be judged
 
 
-def more(run: str, ours: str, theirs: str) -> Judge:
-    """Agrees when ``ours`` is shown to forward more than ``theirs`` in overload."""
-
-    def judge(data: Data) -> Verdict:
-        at = top(data, run)
-        ratio = data.ratio(run, ours, theirs, at)
-        return shown(ratio, _say(ours, theirs, ratio, at))
-
-    return judge
-
-
-def same(run: str, ours: str, theirs: str) -> Judge:
-    """Agrees when no difference is shown in overload."""
-
-    def judge(data: Data) -> Verdict:
-        at = top(data, run)
-        ratio = data.ratio(run, ours, theirs, at)
-        text = _say(ours, theirs, ratio, at)
-        if ratio.shown:
-            return Verdict("differs", text)
-        return Verdict("agrees", f"{text}: no difference shown")
-
-    return judge
+def rounds(data: Data, *places: Place) -> list[tuple[Trial, ...]]:
+    """The trials of several places of one run, by round, without rounds that were not sent.
+    Raises Missing, Refused and StoodStill."""
+    found = [place.trials(data) for place in places]
+    for place, trials in zip(places, found, strict=True):
+        for number, trial in enumerate(trials, 1):
+            if trial.forwarded < ALIVE:
+                raise StoodStill(
+                    f"{place} forwarded {trial.forwarded} frames in round {number} at "
+                    f"{offered(trial.load.total)}"
+                )
+    if len({place.run for place in places}) > 1:
+        raise Refused(_in_turn(data, places))
+    quiet(data.calibration(places[0].run))
+    every = list(zip(*found, strict=False))
+    return kept(every, lambda trial: all(map(_was_sent, trial)), places)
 
 
-def best(run: str, ours: str, others: Sequence[str]) -> Judge:
-    """Agrees when ``ours`` is shown to forward more than each other in overload."""
-    return _against_each(run, ours, others, lambda r: r.low > 1, lambda r: r.high < 1)
+def kept(every: Sequence[Any], good: Callable[[Any], bool], what: Iterable[object]) -> list[Any]:
+    """The rounds that were sent. Raises Refused when too few are left."""
+    left = [one for one in every if good(one)]
+    if len(left) < KEPT * len(every) or not left:
+        raise Refused(
+            f"{' and '.join(dict.fromkeys(map(str, what)))}: the generator sent what was asked, within {100 * SENT:.0f} %, in "
+            f"{len(left)} of {len(every)} rounds"
+        )
+    return left
 
 
-def worst(run: str, ours: str, others: Sequence[str]) -> Judge:
-    """Agrees when ``ours`` is shown to forward less than each other in overload."""
-    return _against_each(run, ours, others, lambda r: r.high < 1, lambda r: r.low > 1)
-
-
-def _against_each(
-    run: str,
-    ours: str,
-    others: Sequence[str],
-    agrees: Callable[[Ratio], bool],
-    differs: Callable[[Ratio], bool],
-) -> Judge:
-    """All ratios must agree for one answer; a single one that differs gives the other."""
-
-    def judge(data: Data) -> Verdict:
-        at = top(data, run)
-        ratios = {o: data.ratio(run, ours, o, at) for o in others}
-        text = "; ".join(_say(ours, o, r, at) for o, r in ratios.items())
-        if all(agrees(r) for r in ratios.values()):
-            return Verdict("agrees", text)
-        if any(differs(r) for r in ratios.values()):
-            return Verdict("differs", text)
-        return Verdict("open", f"{text}: not shown against each")
-
-    return judge
-
-
-def stable(run: str, configuration: str | None, share: float = 0.95) -> Judge:
-    """Agrees when the highest load still forwards ``share`` of the configuration's peak."""
-
-    def judge(data: Data) -> Verdict:
-        found, text = _decline(data, run, configuration)
-        return Verdict("agrees" if found >= share else "differs", text)
-
-    return judge
-
-
-def declines(run: str, configuration: str | None, share: float = 0.9) -> Judge:
-    """Agrees when the highest load forwards less than ``share`` of the peak."""
-
-    def judge(data: Data) -> Verdict:
-        found, text = _decline(data, run, configuration)
-        return Verdict("agrees" if found < share else "differs", text)
-
-    return judge
-
-
-def _decline(data: Data, run: str, configuration: str | None) -> tuple[float, str]:
-    peak = data.peak(run, configuration)
-    last = data.at(run, configuration, top(data, run))
-    found = last.pps / peak.pps if peak.pps else 0.0
-    name = configuration or "it"
-    return found, (
-        f"{name} forwards {last.pps:,.0f} pps at {offered(last.offered)}, {100 * found:.0f} % of "
-        f"its peak of {peak.pps:,.0f} at {peak.offered:,.0f}"
+def _was_sent(trial: Trial) -> bool:
+    asked = {router: rate * trial.seconds for router, rate in trial.load.pps.items()}
+    return near(trial.sent, sum(asked.values())) and all(
+        near(trial.sent_by.get(router, 0), frames) for router, frames in asked.items()
     )
 
 
-# A run, and one of its configurations.
-Place = tuple[str, str]
+def near(given: float, asked: float) -> bool:
+    """Whether the generator gave what was asked of it."""
+    return abs(given - asked) <= SENT * asked
 
 
-def _rates(data: Data, place: Place) -> list[float]:
-    run, configuration = place
-    return [t.pps for t in data.trials(run, configuration, top(data, run))]
+def quiet(calibration: Sequence[float]) -> None:
+    """Raises Refused unless a fixed loop took as long after a run as before it. Nothing is known
+    of a run without ``calibration``, turns of the loop per second, made before that was measured."""
+    if calibration and min(calibration) < CALM * max(calibration):
+        raise Refused(
+            f"the machine was not quiet: a fixed loop ran at {min(calibration):,.0f} to "
+            f"{max(calibration):,.0f} turns a second"
+        )
 
 
-def _both(data: Data, ours: Place, theirs: Place) -> tuple[str, str]:
-    """What became of the rate from theirs to ours in overload, and the figures."""
-    a, b = _rates(data, ours), _rates(data, theirs)
-    where = f" in {theirs[0]}" if theirs[0] != ours[0] else ""
-    text = f"{ours[1]}: {ranged(a)}; {theirs[1]}{where}: {ranged(b)}"
-    return change(b, a), f"{text}, at {offered(top(data, ours[0]))}"
+def _in_turn(data: Data, places: Sequence[Place]) -> str:
+    each = "; ".join(
+        f"{p.run}{f', {p.configuration}' if p.configuration else ''}: "
+        f"{ranged([t.pps for t in p.trials(data)])}"
+        for p in places
+    )
+    return f"{each}: made one after the other, not interleaved"
 
 
-def apart(ours: Place, theirs: Place, became: str = "more") -> Judge:
-    """Agrees when no trial of one reaches any of the other in overload, and it is ours
-    that forwards ``became`` ("more" or "less"). For runs that are not interleaved, and for
-    those with too few rounds for an interval."""
+# -- ratios
+
+# Ratios of the same rounds, with their 95 % and 90 % intervals.
+Both = tuple[Ratio, Ratio]
+_NARROW = 1 - 2 * (1 - LEVEL)
+
+
+def _both(ours: Sequence[float], theirs: Sequence[float]) -> Both:
+    return paired_ratio(ours, theirs), paired_ratio(ours, theirs, _NARROW)
+
+
+def ratios(data: Data, ours: Place, theirs: Place) -> Both:
+    """Forwarded by ours over theirs, paired by round. Raises as ``rounds``."""
+    pairs = rounds(data, ours, theirs)
+    return _both([a.pps for a, _ in pairs], [b.pps for _, b in pairs])
+
+
+def spreads(data: Data, ours: Place, theirs: Place) -> Both:
+    """How far trials are from the median of their place, as shares of it: ours over theirs,
+    paired by round. Raises as ``rounds``."""
+    pairs = rounds(data, ours, theirs)
+    columns = [[t.pps for t in column] for column in zip(*pairs, strict=True)]
+    middles = [median(column) for column in columns]
+    away = [[abs(v / m - 1) for v in c] for c, m in zip(columns, middles, strict=True)]
+    return _both([v + 1e-6 for v in away[0]], [v + 1e-6 for v in away[1]])
+
+
+def bed_ratios(run: BedRun, ours: str, theirs: str, load: str, value: Value) -> Both:
+    """Any ``value`` of namespace routers, ours over theirs. Raises Refused."""
+    quiet(run.head.get("calibration", ()))
+    names = (ours, theirs)
+    rate = run.rate(load)
+    columns = [run.values(n, load, v) for v in (given, value) for n in names]
+    left = kept(
+        list(zip(*columns, strict=True)),
+        # Probes alone are no load.
+        lambda one: not rate or all(near(sent, rate) for sent in one[:2]),
+        names,
+    )
+    return _both([one[2] for one in left], [one[3] for one in left])
+
+
+# -- rules
+
+
+Rule = Callable[[Both], str]
+
+
+def above(least: float = 1.0) -> Rule:
+    """Agrees where at least ``least`` is shown (more than 1), differs where less is."""
+
+    def rule(both: Both) -> str:
+        ratio, _ = both
+        if ratio.low > least or (ratio.low == least and least != 1):
+            return "agrees"
+        return "differs" if ratio.high < least else "open"
+
+    return rule
+
+
+def below(most: float = 1.0) -> Rule:
+    """The opposite of ``above``."""
+    opposite = {"agrees": "differs", "differs": "agrees", "open": "open"}
+    return lambda both: opposite[above(most)(both)]
+
+
+def same(both: Both) -> str:
+    """Agrees where nothing but equality within SAME is left, differs where more or less is shown."""
+    ratio, narrow = both
+    if narrow.low >= 1 / SAME and narrow.high <= SAME:
+        return "agrees"
+    return "differs" if ratio.shown else "open"
+
+
+def _all(answers: Sequence[str]) -> str:
+    if all(answer == "agrees" for answer in answers):
+        return "agrees"
+    return "differs" if "differs" in answers else "open"
+
+
+def interval(values: Sequence[float], least: float) -> str:
+    """Agrees where the 95 % interval of the median lies at or above ``least``."""
+    low, high = median_interval(values)
+    if low >= least:
+        return "agrees"
+    return "differs" if high < least else "open"
+
+
+# -- verdicts
+
+
+def compared(
+    rule: Rule,
+    pairs: Iterable[tuple[Place, Place]],
+    head: str = "{ours} / {theirs} at {load}: {ratio}",
+) -> Judge:
+    """By a rule that all pairs have to meet; one that does the opposite is enough for "differs"."""
 
     def judge(data: Data) -> Verdict:
-        found, text = _both(data, ours, theirs)
-        if found not in ("more", "less"):
-            return Verdict("open", f"{text}: trials overlap")
-        return Verdict("agrees" if found == became else "differs", text)
+        answers, texts = [], []
+        for ours, theirs in pairs:
+            both = ratios(data, ours, theirs)
+            answers.append(rule(both))
+            load = top(data, ours.run) if ours.load is None else ours.load
+            words = {"ours": ours, "theirs": theirs, "load": offered(load), "size": ours.size}
+            texts.append(head.format(ratio=both[0], **words))
+        return Verdict(_all(answers), "; ".join(texts))
 
     return judge
 
 
-def alike(ours: Place, theirs: Place) -> Judge:
-    """Agrees when trials overlap and their medians are close (``change``)."""
+def more(run: str, ours: str, theirs: str, least: float = 1.0) -> Judge:
+    """``ours`` forwards more than ``theirs`` in overload, or ``least`` times as much."""
+    return best(run, ours, (theirs,), least)
+
+
+def alike(run: str, ours: str, theirs: str) -> Judge:
+    """They forward the same in overload."""
+    return compared(same, [(Place(run, ours), Place(run, theirs))])
+
+
+def best(run: str, ours: str, others: Sequence[str], least: float = 1.0) -> Judge:
+    """``ours`` forwards more than each other in overload."""
+    return compared(above(least), [(Place(run, ours), Place(run, other)) for other in others])
+
+
+def worst(run: str, ours: str, others: Sequence[str]) -> Judge:
+    """``ours`` forwards less than each other in overload."""
+    return compared(below(), [(Place(run, ours), Place(run, other)) for other in others])
+
+
+def stable(run: str, configuration: str | None, share: float = 0.95) -> Judge:
+    """The highest load still forwards ``share`` of what the configuration's peak does."""
+    return _against_peak(run, configuration, above(share))
+
+
+def declines(run: str, configuration: str | None, share: float = 0.9) -> Judge:
+    """The highest load forwards less than ``share`` of the peak."""
+    return _against_peak(run, configuration, below(share))
+
+
+def _against_peak(run: str, configuration: str | None, rule: Rule) -> Judge:
+    """The peak is the load with the highest median. Where that is the highest load, nothing is
+    less than it, and nothing shows that it is lower."""
 
     def judge(data: Data) -> Verdict:
-        found, text = _both(data, ours, theirs)
-        if found == "open":
-            return Verdict("open", f"{text}: trials overlap, medians are apart")
-        return Verdict("agrees" if found == "same" else "differs", text)
+        peak, last = data.peak(run, configuration), top(data, run)
+        name = configuration or "it"
+        text = f"{name} forwards most, {peak.pps:,.0f} pps, at {offered(peak.offered)}"
+        if peak.offered >= last:
+            return Verdict(rule((Ratio(1, 1, 1, 0), Ratio(1, 1, 1, 0))), text)
+        places = Place(run, configuration), Place(run, configuration, peak.offered)
+        both = ratios(data, *places)
+        return Verdict(rule(both), f"{text}; of that, at {offered(last)}: {both[0]}")
 
     return judge
-
-
-def change(before: Sequence[float], after: Sequence[float], margin: float = 0.1) -> str:
-    """What became of a rate between two runs that were not interleaved: "less" or "more"
-    when no trial of one reaches any of the other, "same" when the medians are within
-    ``margin`` of each other, else "open", for then the machine's mood may be all of it."""
-    if max(after) < min(before):
-        return "less"
-    if min(after) > max(before):
-        return "more"
-    return "same" if abs(median(after) / max(median(before), 1.0) - 1.0) <= margin else "open"
-
-
-def in_turn(
-    before: Sequence[float], after: Sequence[float], agrees: Collection[str], text: str
-) -> Verdict:
-    """Of two runs that were not interleaved: agrees when the rate became one of ``agrees``
-    (``change``)."""
-    became = change(before, after)
-    if became == "open":
-        return Verdict("open", text)
-    return Verdict("agrees" if became in agrees else "differs", text)
 
 
 def impossible(text: str) -> Judge:

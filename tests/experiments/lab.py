@@ -35,10 +35,25 @@ def missing(figures: Iterable[Figure], raw: Path) -> list[tuple[str, Run]]:
 def make(figures: Sequence[Figure], raw: Path, budget: int) -> bool:
     """Make what is missing, lab by lab, ``budget`` seconds of runs in each boot at most.
     False when a run failed or a lab could not be had."""
+    rules()
     good = True
     for boot in dict.fromkeys(run.boot for _, run in missing(figures, raw)):
         good &= _boot_until_done(boot, figures, raw, budget)
     return good
+
+
+def rules() -> str:
+    """The commit of the rules in the tree. Raises SystemExit when they differ from it: a rule is
+    committed before what it judges is measured."""
+    git = ["git", "-C", str(TREE)]
+    changed = _output([*git, "status", "--porcelain", "--", "tests/experiments"])
+    if changed:
+        raise SystemExit(f"results: commit the rules before measuring by them; changed:\n{changed}")
+    return _output([*git, "log", "-1", "--format=%h", "--", "tests/experiments"])
+
+
+def _output(words: Sequence[str]) -> str:
+    return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
 
 
 def _boot_until_done(boot: Boot, figures: Sequence[Figure], raw: Path, budget: int) -> bool:
@@ -72,7 +87,7 @@ def _boot(boot: Boot, runs: Sequence[tuple[str, Run]], raw: Path, budget: int) -
         command += ["python3", "/mnt/tests/experiments/inlab.py"]
         status = subprocess.run(command, check=False).returncode
         for key, _ in runs:
-            _keep(share / "raw" / f"{key}.json", raw / f"{key}.json")
+            _keep(share / "raw" / f"{key}.json", raw / f"{key}.json", rules())
             for text in (share / "raw" / key).parent.glob(f"{Path(key).name}.*.txt"):
                 shutil.copy(text, raw / Path(key).parent)
         logs = share / "log"
@@ -99,11 +114,12 @@ def _todo(boot: Boot, runs: Sequence[tuple[str, Run]], budget: int) -> dict[str,
     }
 
 
-def _keep(source: Path, target: Path) -> None:
-    """Store a result with one trial on a line: small, and a diff shows what changed."""
+def _keep(source: Path, target: Path, rules: str) -> None:
+    """Store a result with one trial on a line: small, and a diff shows what changed. ``rules`` is
+    the commit by whose rules it will be judged."""
     if not source.exists():
         return
-    data = json.loads(source.read_text(encoding="utf-8"))
+    data = json.loads(source.read_text(encoding="utf-8")) | {"rules": rules}
     trials = data.pop("trials")
     head = json.dumps(data, ensure_ascii=False, sort_keys=True, indent=1)
     lines = ",\n".join(json.dumps(t, ensure_ascii=False, sort_keys=True) for t in trials)

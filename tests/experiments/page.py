@@ -7,12 +7,14 @@ leaves a line that says so.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from experiments.data import Data, Missing
+from experiments.judge import ALIVE, KEPT, SAME, SENT, Refused, StoodStill
 from experiments.plan import Claim, Figure, Run, Verdict
 from experiments.text import table
 from vsrtune.bench.report import plots
@@ -21,9 +23,10 @@ from vsrtune.bench.report.tables import number, percent
 from vsrtune.bench.spec.model import Outcome
 
 # Of a claim of a paper, of an aim of our own, and of a lever.
-_AGREES = {"agrees": "agrees", "differs": "**differs**", "open": "not shown"}
-_REACHED = {"agrees": "reached", "differs": "**not reached**", "open": "not shown"}
-_HELPS = {"agrees": "helps", "differs": "**hurts**", "open": "no difference shown"}
+_NONE = {"open": "not shown", "refused": "not judged", "stood still": "🔴 **stood still**"}
+_AGREES = {"agrees": "agrees", "differs": "**differs**", **_NONE}
+_REACHED = {"agrees": "reached", "differs": "**not reached**", **_NONE}
+_HELPS = {"agrees": "helps", "differs": "**hurts**", **_NONE, "open": "no difference shown"}
 
 _HEAD = """\
 One machine, veth and pktgen, everything emulated (TCG): rates mean nothing beside those of
@@ -33,9 +36,17 @@ pages, `make results RESUME=1` only what is missing in `raw/`, `FIGURES=fig03` o
 Offered and forwarded are frames per second of 60 bytes without check sequence (64 on a wire) unless
 said otherwise. A median is of all trials of a configuration at a load. A ratio is the median of
 the ratios within rounds, with its exact 95 % interval; configurations of a run were interleaved,
-their order shuffled with the seed in the raw file. Where two configurations are compared, a
-verdict needs an interval that excludes 1; otherwise the point is "not shown". CPU time of a
-thread includes the SoftIRQ work that ran on it.
+their order shuffled with the seed in the raw file. CPU time of a thread includes the SoftIRQ
+work that ran on it.
+"""
+_RULES = f"""\
+The [rules of all verdicts](../../tests/experiments/judge.py) are committed before a run, and its
+raw file names the commit. More or less: the interval excludes 1. At least so many times: the interval lies
+above it. The same: a 90 % interval within 1/{SAME} and {SAME} (two one-sided tests). Otherwise the
+point is "not shown". It is "not judged" where the generator sent over {100 * SENT:.0f} % off what was
+asked in more than {100 * (1 - KEPT):.0f} % of the rounds (a round with such a trial never counts),
+where runs were made one after the other, or where the machine was not quiet. A router that forwarded
+fewer than {ALIVE} frames in a trial stood still.
 """
 
 _NAPI_HEAD = """\
@@ -51,8 +62,7 @@ is a dummy, so no receiver takes time on either CPU.
 
 Rates are frames per second of 60 bytes without check sequence. Beside a median stand its lowest and
 highest trial; a ratio is the median of the ratios within rounds, with its exact 95 % interval. In a
-round every kind meets every load once, in an order drawn by a seed. A difference is
-claimed only where that interval excludes 1.
+round every kind meets every load once, in an order drawn by a seed.
 """
 
 _WAITS = """\
@@ -114,8 +124,11 @@ def _write(page: _Page, figures: Sequence[Figure], data: Data, docs: Path) -> No
             link = ""
         sections += _figure(figure, verdicts, own, docs, page.answers)
     points = table(("", "point", "here"), summary)
-    text = [f"# {page.title}", "", page.head, *_host(figures, data)]
-    text += ["## Point by point", "", *points, "", *sections, page.tail]
+    counts = Counter(answer for *_, answer in summary)
+    told = ", ".join(f"{count} {answer}" for answer, count in counts.most_common())
+    text = [f"# {page.title}", "", page.head, _RULES, *_host(figures, data)]
+    text += ["## Point by point", "", f"{len(summary)} points: {told}.", ""]
+    text += [*points, "", *sections, page.tail]
     path = docs / f"{page.name}.md"
     path.write_text("\n".join(text).rstrip() + "\n", encoding="utf-8")
 
@@ -125,6 +138,10 @@ def _judge(claim: Claim, data: Data) -> Verdict:
         return claim.judge(data)
     except Missing as run:
         return Verdict("open", f"`{run}` has not been measured")
+    except Refused as why:
+        return Verdict("refused", str(why))
+    except StoodStill as what:
+        return Verdict("stood still", str(what))
 
 
 def _anchor(title: str) -> str:
@@ -210,7 +227,13 @@ def _figure(
 def _links(figure: Figure, data: Data) -> Iterator[str]:
     for run in figure.runs:
         path = f"raw/{figure.id}/{run.name}.json"
-        yield f"[{run.name}]({path})" if data.has(run.name) else f"{run.name} (not measured)"
+        if not data.has(run.name):
+            yield f"{run.name} (not measured)"
+            continue
+        rules = data.rules(run.name)
+        yield f"[{run.name}]({path}) " + (
+            f"(rules of {rules})" if rules else "(older than the rules)"
+        )
 
 
 def _plots(figure: Figure, data: Data, docs: Path) -> list[str]:

@@ -120,7 +120,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Verdict:
-    """``answer`` is agrees, differs or open; ``text`` says by which figures."""
+    """``answer`` is agrees, differs, open (not shown), refused (the trials decide nothing) or stood
+    still (a router did); ``text`` says by which figures."""
 
     answer: str
     text: str

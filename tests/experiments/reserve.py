@@ -6,13 +6,13 @@ What is decided here was decided before anything was measured with it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from vsrtune.bench.report.points import Point
 
 from .data import Data
-from .judge import Judge, top
+from .judge import Judge, Refused, top
 from .plan import Verdict
 
 # Milliseconds. A trial is a whole number of periods, else its last one could be of nothing
@@ -20,13 +20,9 @@ from .plan import Verdict
 PERIOD = 200.0
 SECONDS = 1.6
 
-# The rate is saturated from the first budget on that forwards this share of the highest
-# median. Less than all of it, because the highest of several medians on a plateau lies
-# above the plateau by chance.
-SATURATED = 0.9
-# A line through fewer points fits almost anything.
-LEAST = 4
+# Of the variance of medians, by a line through them; and of the highest median, at no budget.
 STRAIGHT = 0.95
+STARTS = 0.1
 
 # Threads are watched a little longer than traffic lasts, in which one more budget may
 # begin; more than this above the budget was not a thread's to use.
@@ -34,13 +30,6 @@ _OVERDRAWN = 1.25
 
 # Of a CPU, by role, over all threads of it.
 Shares = Mapping[str, float]
-
-
-def linear_part(rates: Sequence[float]) -> int:
-    """How many budgets, from the lowest on, belong to the linear part: all before the first
-    at which the rate is saturated. ``rates`` are medians by rising budget."""
-    highest = max(rates, default=0.0)
-    return next((i for i, rate in enumerate(rates) if rate >= SATURATED * highest), len(rates))
 
 
 def not_in_force(data: Data, run: str, reserved: Mapping[str, Shares]) -> str:
@@ -86,6 +75,8 @@ def in_force(run: str, reserved: Mapping[str, Shares], judge: Judge) -> Judge:
 
     def guarded(data: Data) -> Verdict:
         why = not_in_force(data, run, reserved)
-        return Verdict("open", f"the budgets were not in force: {why}") if why else judge(data)
+        if why:
+            raise Refused(f"the budgets were not in force: {why}")
+        return judge(data)
 
     return guarded

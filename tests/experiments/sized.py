@@ -1,29 +1,23 @@
-"""Runs that try one load with frames of several sizes: judged and shown for all of them.
-
-A place is a run and one of its configurations, as in ``judge``.
-"""
+"""Runs that try one load with frames of several sizes: judged and shown for all of them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from vsrtune.bench.report import plots
 from vsrtune.bench.report.points import Point
-from vsrtune.core.stats import Ratio
 
 from .data import Data
-from .judge import Judge, Place, change, top
-from .plan import Boot, Verdict
-from .text import ranged, table
+from .judge import Judge, Place, Rule, above, compared, near, same, top
+from .plan import Boot
+from .text import table
 
 # Without the check sequence: 64, 512 and 1500 bytes with it.
 SIZES = (60, 508, 1496)
 # Less than this, beside the figure it is compared with, is not "at least as much".
 AS_MUCH = 0.95
-# The generator fell short when it sent less of what was asked; where nearly all of that came
-# through, the router was not in overload.
-_SENT, _THROUGH = 0.95, 0.9
 _THREADS = ("vcpu", "vhost", "emulator", "other", "napi")
 
 
@@ -33,75 +27,32 @@ def wire(size: int) -> str:
 
 def point(data: Data, place: Place, size: int) -> Point:
     """In overload."""
-    run, configuration = place
-    return data.at(run, configuration, top(data, run), size)
+    return data.at(place.run, place.configuration, top(data, place.run), size)
 
 
-def underfed(found: Point) -> bool:
-    """Whether the generator, and not the router, may have set the rate."""
-    return found.sent_pps < _SENT * found.offered and found.pps > _THROUGH * found.sent_pps
-
-
-def _judged(
-    run: str,
-    ours: str,
-    theirs: str,
-    agrees: Callable[[Sequence[Ratio]], bool],
-    differs: Callable[[Sequence[Ratio]], bool],
-) -> Judge:
-    def judge(data: Data) -> Verdict:
-        at = top(data, run)
-        ratios = {size: data.ratio(run, ours, theirs, at, size) for size in SIZES}
-        each = "; ".join(f"{wire(size)} {ratio}" for size, ratio in ratios.items())
-        found = list(ratios.values())
-        answer = "agrees" if agrees(found) else "differs" if differs(found) else "open"
-        text = f"{ours} / {theirs}: {each}"
-        if any(underfed(point(data, (run, c), size)) for c in (ours, theirs) for size in SIZES):
-            return Verdict("open", f"{text}; the generator sent less than asked")
-        return Verdict(answer, text)
-
-    return judge
-
-
-def _any_less(ratios: Sequence[Ratio]) -> bool:
-    return any(r.high < 1 for r in ratios)
+def _sizes(rule: Rule, ours: Place, theirs: Place) -> Judge:
+    pairs = [(replace(ours, size=size), replace(theirs, size=size)) for size in SIZES]
+    return compared(rule, pairs, "{ours} / {theirs}, {size} bytes: {ratio}")
 
 
 def as_much(run: str, ours: str, theirs: str) -> Judge:
-    """Agrees when no size forwards less, within a margin, and differs when one is shown to."""
-    return _judged(run, ours, theirs, lambda rs: all(r.low >= AS_MUCH for r in rs), _any_less)
+    """No size forwards less, within a margin."""
+    return _sizes(above(AS_MUCH), Place(run, ours), Place(run, theirs))
 
 
 def more(run: str, ours: str, theirs: str) -> Judge:
-    """Agrees when every size is shown to forward more, and differs when one is shown to
-    forward less."""
-    return _judged(run, ours, theirs, lambda rs: all(r.low > 1 for r in rs), _any_less)
+    """Every size forwards more."""
+    return more_than(Place(run, ours), Place(run, theirs))
 
 
-def same(run: str, ours: str, theirs: str) -> Judge:
-    """Agrees when no size shows a difference."""
-    return _judged(
-        run, ours, theirs, lambda rs: not any(r.shown for r in rs),
-        lambda rs: any(r.shown for r in rs),
-    )  # fmt: skip
+def more_than(ours: Place, theirs: Place) -> Judge:
+    """Every size forwards more at one place than at another."""
+    return _sizes(above(), ours, theirs)
 
 
-def apart(ours: Place, theirs: Place) -> Judge:
-    """Agrees when, at every size, no trial of theirs reaches any of ours, and differs when
-    it is so the other way at one. For runs that are not interleaved."""
-
-    def judge(data: Data) -> Verdict:
-        became, texts = [], []
-        for size in SIZES:
-            a, b = ([t.pps for t in point(data, p, size).trials] for p in (ours, theirs))
-            became.append(change(b, a))
-            texts.append(f"{wire(size)} {ranged(a)} and {ranged(b)}")
-        text = f"{' '.join(ours)} and {' '.join(theirs)}: {'; '.join(texts)}"
-        if all(one == "more" for one in became):
-            return Verdict("agrees", text)
-        return Verdict("differs" if "less" in became else "open", text)
-
-    return judge
+def alike(run: str, ours: str, theirs: str) -> Judge:
+    """Every size forwards the same."""
+    return _sizes(same, Place(run, ours), Place(run, theirs))
 
 
 def idle_share(found: Point, boot: Boot) -> float:
@@ -129,7 +80,7 @@ def tables(data: Data, rows: Mapping[str, Place], boot: Boot) -> list[str]:
         return f"{threads_per_million(p):.1f} / {softirq:.1f} / {100 * idle_share(p, boot):.0f} %"
 
     def rate(p: Point) -> str:
-        sent = f" of only {p.sent_pps:,.0f} sent" if underfed(p) else ""
+        sent = "" if near(p.sent_pps, p.offered) else f" of {p.sent_pps:,.0f} sent"
         return f"{p.pps:,.0f} ({p.low:,.0f}..{p.high:,.0f}){sent}"
 
     any_point = point(data, next(iter(rows.values())), SIZES[0])

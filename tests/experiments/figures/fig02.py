@@ -3,7 +3,16 @@
 from __future__ import annotations
 
 from experiments.data import Data, mix
-from experiments.judge import causes, impossible, more, stable, top
+from experiments.judge import (  # fmt: skip
+    Place,
+    below,
+    causes,
+    impossible,
+    more,
+    spreads,
+    stable,
+    top,
+)
 from experiments.plan import (
     BASE,
     PINS_ONLY,
@@ -26,13 +35,14 @@ _RUN = "bindings"
 def _migrations(data: Data) -> Verdict:
     load = top(data, _RUN)
     free, bound = (data.at(_RUN, c["name"], load) for c in (_FREE, _BOUND))
+    both = spreads(data, Place(_RUN, bound.configuration), Place(_RUN, free.configuration))
     text = (
         f"at {offered(load)} the free threads move {free.migrations_per_second():.0f} times a "
         f"second and the trials spread {100 * free.spread:.0f} % of their median; bound ones move "
-        f"{bound.migrations_per_second():.0f} times and spread {100 * bound.spread:.0f} %"
+        f"{bound.migrations_per_second():.0f} times and spread {100 * bound.spread:.0f} %; distances "
+        f"from the median, bound / free, within rounds: {both[0]}"
     )
-    agrees = bound.spread < free.spread
-    return Verdict("agrees" if agrees else "differs", text)
+    return Verdict(below()(both), text)
 
 
 def _vhost(data: Data) -> str:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from statistics import median
 from typing import Any
 
 from experiments.data import Data
-from experiments.judge import in_turn
-from experiments.plan import ROUTES, Claim, Figure, Run, Verdict, fifo, policy
-from experiments.text import offered, ranged
+from experiments.judge import SAME, Judge, Place, above, compared
+from experiments.plan import ROUTES, Claim, Figure, Run, fifo, policy
 from vsrtune.bench.report import plots
 
 from .fig07 import FIRST, RATES, traffic
@@ -22,22 +20,9 @@ def _name(router: str, flows: int) -> str:
     return f"{router}-{flows}"
 
 
-def _keeps(flows: int) -> Any:
-    def judge(data: Data) -> Verdict:
-        load = data.loads(_name("vr1", flows))[-1]
-        small, large = (
-            [t.pps for t in data.at(_name(router, flows), None, load).trials]
-            for router in ("vr1", "vr2")
-        )
-        share = median(large) / max(median(small), 1.0)
-        text = (
-            f"{flows:,} flow{'s' if flows > 1 else ''}, {_ENTRIES['vr2']:,} prefixes: "
-            f"{ranged(large)}, one prefix: {ranged(small)} at {offered(load)}: "
-            f"{100 * share:.0f} %"
-        )
-        return in_turn(small, large, {"more", "same"}, text)
-
-    return judge
+def _keeps(flows: int) -> Judge:
+    """Of the large table against the small one."""
+    return compared(above(1 / SAME), [(Place(_name("vr2", flows)), Place(_name("vr1", flows)))])
 
 
 def _plots(data: Data) -> Mapping[str, Any]:

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.data import Data
-from experiments.judge import in_turn
-from experiments.plan import RATES, THREADS, Claim, Figure, Run, Verdict, fifo, policy, untuned
-from experiments.text import offered, ranged
+from experiments.judge import SAME, Judge, Place, below, compared
+from experiments.plan import RATES, THREADS, Claim, Figure, Run, fifo, policy, untuned
 from vsrtune.bench.report import plots
 
 _ROUTERS = {
@@ -19,18 +18,8 @@ _ROUTERS = {
 _TUNED = "equal FIFO off the interrupt CPU"
 
 
-def _ratio(ours: str, theirs: str) -> Any:
-    def judge(data: Data) -> Verdict:
-        load = data.loads(ours)[-1]
-        a = [t.pps for t in data.trials(ours, _TUNED, load)]
-        b = [t.pps for t in data.trials(theirs, _TUNED, load)]
-        text = (
-            f"{_ROUTERS[ours]} {ranged(a)}, {_ROUTERS[theirs]} {ranged(b)} "
-            f"at {offered(load)}, tuned; measured in turn, not interleaved"
-        )
-        return in_turn(b, a, {"less", "same"}, text)
-
-    return judge
+def _gains_nothing(ours: str, theirs: str) -> Judge:
+    return compared(below(SAME), [(Place(ours, _TUNED), Place(theirs, _TUNED))])
 
 
 def _plots(data: Data) -> Mapping[str, Any]:
@@ -61,8 +50,8 @@ FIGURE = Figure(
         for router in _ROUTERS
     ),
     claims=(
-        Claim("A second vcpu alone gains nothing.", _ratio("vr2", "vr1")),
-        Claim("More threads than cores gain nothing.", _ratio("vr3", "vr1")),
+        Claim("A second vcpu alone gains nothing.", _gains_nothing("vr2", "vr1")),
+        Claim("More threads than cores gain nothing.", _gains_nothing("vr3", "vr1")),
     ),
     plots=_plots,
 )  # fmt: skip

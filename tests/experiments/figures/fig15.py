@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.judge import best, causes, declines, more, same
+from experiments.judge import alike, best, causes, declines, more
 from experiments.plan import BASE, Claim, Figure, Run, fifo, policy
 
 _RUN = "queue"
@@ -31,7 +31,7 @@ FIGURE = Figure(
             causes(_RUN, *_NAMES),
         ),
         Claim("35 forwards more than 500 in overload.", more(_RUN, "queue 35", "queue 500")),
-        Claim("50 and 35 do equally well.", same(_RUN, *_SHORT)),
+        Claim("50 and 35 do equally well.", alike(_RUN, *_SHORT)),
         Claim(
             "5 forwards less than 50.",
             more(_RUN, "queue 50", "queue 5"),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.data import Data
-from experiments.judge import Judge, causes, more, same, top
+from experiments.judge import Judge, alike, causes, more, top
 from experiments.plan import BASE, FIFO, Claim, Figure, Run, budget, placed, policy
 from experiments.reserve import PERIOD, SECONDS, in_force
 from experiments.text import offered
@@ -97,7 +97,7 @@ FIGURE = Figure(
         *(
             Claim(
                 f"With {_HARDLY} a queue of {n} forwards what it does without a budget.",
-                _guarded(same(_RUN, _name(_HARDLY, n), _name(_NONE, n))),
+                _guarded(alike(_RUN, _name(_HARDLY, n), _name(_NONE, n))),
             )
             for n in (35, 50)
         ),

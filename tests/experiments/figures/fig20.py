@@ -11,12 +11,12 @@ from experiments.judge import Place
 from experiments.plan import GROUP, Claim, Figure, Run, Verdict, fifo, policy, untuned
 from experiments.sized import (
     SIZES,
+    alike,
     as_much,
     drawn,
     idle_share,
     more,
     point,
-    same,
     tables,
     wire,
 )
@@ -49,7 +49,7 @@ def _configuration(members: int, binding: str) -> Mapping[str, Any]:
 
 
 def _place(members: int, binding: str) -> Place:
-    return _RUN, name(members, binding)
+    return Place(_RUN, name(members, binding))
 
 
 def _no_core_left(data: Data) -> Verdict:
@@ -138,9 +138,9 @@ FIGURE = Figure(
         ),
         Claim(
             "Of two members, bindings make no difference.",
-            same(_RUN, name(2, BOUND), name(2, UNBOUND)),
+            alike(_RUN, name(2, BOUND), name(2, UNBOUND)),
         ),
-        Claim("A fourth member adds nothing.", same(_RUN, name(4, BOUND), name(3, BOUND))),
+        Claim("A fourth member adds nothing.", alike(_RUN, name(4, BOUND), name(3, BOUND))),
         Claim("The CPUs have no time left at any point.", _no_core_left),
     ),
     plots=_plots,

@@ -9,7 +9,7 @@ from typing import Any
 from experiments.data import Data
 from experiments.judge import Place
 from experiments.plan import PAIR_ALIKE, Claim, Figure, Run, fifo, policy, untuned
-from experiments.sized import SIZES, apart, drawn, more, tables
+from experiments.sized import SIZES, drawn, more, more_than, tables
 
 from .fig20 import BOUND, FLOWS, LOAD, UNBOUND
 from .fig20 import name as members
@@ -21,7 +21,7 @@ _STAGES = {
     _TWO: ({"lb1": ["in"], "lb2": ["out"]}, ["vr1", "vr2"]),
 }
 # One router of a group of one, on the same devices as the group's.
-_ALONE: Place = ("fig20/members", members(1, BOUND))
+_ALONE = Place("fig20/members", members(1, BOUND))
 
 
 def _run(name: str) -> Run:
@@ -40,7 +40,9 @@ def _run(name: str) -> Run:
 
 
 def _rows() -> Mapping[str, Place]:
-    return {f"{stage}, {binding}": (stage, binding) for stage in _STAGES for binding in _BINDINGS}
+    return {
+        f"{stage}, {binding}": Place(stage, binding) for stage in _STAGES for binding in _BINDINGS
+    }
 
 
 def _tables(data: Data) -> list[str]:
@@ -48,7 +50,7 @@ def _tables(data: Data) -> list[str]:
 
 
 def _plots(data: Data) -> Mapping[str, Any]:
-    lines = [(b, [(stage, b) for stage in _STAGES], b == UNBOUND) for b in _BINDINGS]
+    lines = [(b, [Place(stage, b) for stage in _STAGES], b == UNBOUND) for b in _BINDINGS]
     return drawn(
         data, "fig21", [1.0, 2.0], lines,
         kind="MSR", x_label="balancers, and routers", offered=LOAD,
@@ -80,11 +82,11 @@ FIGURE = Figure(
         *(
             Claim(
                 f"1+1 forwards more than 2+2, {binding}.",
-                apart((_ONE, binding), (_TWO, binding)),
+                more_than(Place(_ONE, binding), Place(_TWO, binding)),
             )
             for binding in _BINDINGS
         ),
-        Claim("A PVR of one guest forwards more than 1+1, bound.", apart(_ALONE, (_ONE, BOUND))),
+        Claim("A PVR of one guest forwards more than 1+1, bound.", more_than(_ALONE, Place(_ONE, BOUND))),
     ),
     plots=_plots,
     native=None,

@@ -11,7 +11,7 @@ from typing import Any
 from experiments import beddata
 from experiments.beddata import BedRun, latency, lost_at, per_million
 from experiments.data import Data
-from experiments.judge import Judge
+from experiments.judge import Judge, Rule, above, bed_ratios, below
 from experiments.plan import BARE, Boot, Claim, Figure, Run, Verdict
 from experiments.text import bounded, percent, ranged, table
 from vsrtune.bench.report import plots
@@ -30,21 +30,13 @@ _ROUTERS = (1, 8, 32)
 _INTERFACES = (2, 128, 512)
 
 
-def against(run: str, ours: str, theirs: str, value: beddata.Value, aim: str, unit: str) -> Judge:
-    """Compares at the highest load. With ``aim`` "more" (or "less") agrees when ours is shown
-    to have more (less), with "tie" when no difference is shown or it is below 5 %."""
+def against(run: str, ours: str, theirs: str, value: beddata.Value, rule: Rule, unit: str) -> Judge:
+    """Compares at the highest load."""
 
     def judge(data: Data) -> Verdict:
         found = data.bed(run)
-        load = found.loads[-1]
-        ratio = found.ratio(ours, theirs, load, value)
-        text = f"{ours} / {theirs}, {unit}: {ratio}"
-        if aim == "tie":
-            near = not ratio.shown or abs(ratio.median - 1) < 0.05
-            return Verdict("agrees" if near else "differs", text)
-        if not ratio.shown:
-            return Verdict("open", f"{text}: no difference shown")
-        return Verdict("agrees" if (ratio.median > 1) == (aim == "more") else "differs", text)
+        both = bed_ratios(found, ours, theirs, found.loads[-1], value)
+        return Verdict(rule(both), f"{ours} / {theirs}, {unit}: {both[0]}")
 
     return judge
 
@@ -194,7 +186,7 @@ def _unshared(run: str, data: Data) -> str:
 
 def _tie(run: str, where: str) -> Claim:
     judge = against(
-        run, OURS["name"], MACVLAN["name"], beddata.forwarded, "more", "forwarded in overload"
+        run, OURS["name"], MACVLAN["name"], beddata.forwarded, above(), "forwarded in overload"
     )
     text = f"{where}: NAPI-macvlan forwards more than macvlan in overload."
     return Claim(text, judge, partial(_unshared, run))
@@ -271,7 +263,7 @@ LATENCY = Figure(
     claims=tuple(
         Claim(
             f"{text}: NAPI-macvlan takes less time than macvlan.",
-            against(run, OURS["name"], MACVLAN["name"], latency("p50"), "less", "P50"),
+            against(run, OURS["name"], MACVLAN["name"], latency("p50"), below(), "P50"),
         )
         for run, text in (("one", "One router"), ("three", "Three in a row"))
     ),
@@ -301,7 +293,7 @@ INTERRUPTS = Figure(
             f"Case {numeral}: NAPI-macvlan takes fewer SoftIRQs than macvlan in overload.",
             against(
                 f"napi-cases/nics{n}", OURS["name"], MACVLAN["name"], per_million("net_rx"),
-                "less", "SoftIRQs for a million frames",
+                below(), "SoftIRQs for a million frames",
             ),
         )
         for n, numeral in _CASES.items()

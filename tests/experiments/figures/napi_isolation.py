@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.beddata import BedRun, lost_at, passed, through
 from experiments.data import Data
-from experiments.judge import Judge, shown
+from experiments.judge import Judge, above, bed_ratios, interval
 from experiments.plan import BARE, Boot, Claim, Figure, Run, Verdict
 from experiments.text import percent, ranged, table
 from vsrtune.bench.report import plots
@@ -32,14 +32,16 @@ _LOST = {
 
 
 def _keeps(run: str, name: str) -> Judge:
-    """Agrees when the median of what the victim keeps at the highest load is enough."""
+    """Agrees when what the victim keeps at the highest load is shown to be enough."""
 
     def judge(data: Data) -> Verdict:
         found = data.bed(run)
         load = found.loads[-1]
-        kept = found.kept(name, load, "alone", "b")
-        text = f"with {name} it keeps {percent(kept)} % at {load}, {len(kept)} rounds"
-        return Verdict("agrees" if median(kept) >= _KEEPS else "differs", text)
+        # Only to refuse what was not sent.
+        bed_ratios(found, name, name, load, passed("b"))
+        share = found.kept(name, load, "alone", "b")
+        text = f"with {name} it keeps {percent(share)} % at {load}, {len(share)} rounds"
+        return Verdict(interval(share, _KEEPS), text)
 
     return judge
 
@@ -50,11 +52,9 @@ def _more(run: str) -> Judge:
     def judge(data: Data) -> Verdict:
         found = data.bed(run)
         load = found.loads[-1]
-        ratio = found.ratio(OURS["name"], MACVLAN["name"], load, passed("b"))
-        text = (
-            f"what the victim gets through at {load}, {OURS['name']} / {MACVLAN['name']}: {ratio}"
-        )
-        return shown(ratio, text)
+        both = bed_ratios(found, OURS["name"], MACVLAN["name"], load, passed("b"))
+        names = f"{OURS['name']} / {MACVLAN['name']}"
+        return Verdict(above()(both), f"what the victim gets through at {load}, {names}: {both[0]}")
 
     return judge
 

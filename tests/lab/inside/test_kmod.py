@@ -62,6 +62,7 @@ def test_loads_unloads_and_reloads() -> None:
         assert not loaded()
 
 
+@labhelp.core()
 def test_its_self_tests_pass() -> None:
     said = len(kmodhelp.kernel_log())
     labhelp.sh("modprobe", "-r", kmodhelp.MODULE)

@@ -49,6 +49,7 @@ def tap_queue(device: str) -> Iterator[int]:
         os.close(queue)
 
 
+@labhelp.core()
 @pytest.mark.parametrize("threaded", ["0", "1"])
 def test_unicast_from_the_nic(wire: tuple[str, str], threaded: str) -> None:
     (far, near) = wire
@@ -423,12 +424,18 @@ def test_own_queue_full_and_down(lower: str) -> None:  # noqa: F811
     assert set(drops(found)) == {"rx_dropped_queue_full"}
     assert found["queue_high_water"] == 50
     link("nb", lower, queue=1000, change=True)
-    with kmodhelp.kept_from_its_cpu("nb"):
-        send("na", mac, 900)
-        ip("link", "set", "nb", "down")
-    found = settle("nb", 2900)
-    check_sum(found)
-    assert found["rx_received"] == 2900
+    # The kernel lets the thread run for a twentieth of each second, which may be just before
+    # the device goes down.
+    for turn in range(1, 6):
+        up("nb")
+        with kmodhelp.kept_from_its_cpu("nb"):
+            send("na", mac, 900)
+            ip("link", "set", "nb", "down")
+        found = settle("nb", 2000 + 900 * turn)
+        check_sum(found)
+        assert found["rx_received"] == 2000 + 900 * turn
+        if found["rx_dropped_down"]:
+            break
     assert found["rx_dropped_down"] > 0
 
 

@@ -57,6 +57,7 @@ def _dispatch(arguments: argparse.Namespace) -> int:
             progress.step(f"{name}: {built.place}")
         return 0
     if arguments.verb == "package":
+        arguments.output.mkdir(parents=True, exist_ok=True)
         for made in sorted(package.get().parent.glob("*.deb")):
             print(shutil.copy(made, arguments.output))
         return 0

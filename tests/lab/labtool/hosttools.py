@@ -26,16 +26,18 @@ BOOT = {
     "setpriv": "util-linux",
     "/bin/busybox": "busybox-static",
 }
+# By what dpkg knows, since dpkg-buildpackage asks it: some of them have no file of their own.
 PACKAGE = {
-    "dpkg-buildpackage": "dpkg-dev",
-    "dh": "debhelper",
-    "dh_python3": "dh-python",
-    "dh_dkms": "dh-dkms",
-    "py3versions": "python3-all",
-    "/usr/share/perl5/Debian/Debhelper/Buildsystem/pybuild.pm": "dh-python",
-    "/usr/lib/python3/dist-packages/setuptools": "python3-setuptools",
-    "/usr/lib/python3/dist-packages/build": "pybuild-plugin-pyproject",
-    "/usr/lib/python3/dist-packages/installer": "pybuild-plugin-pyproject",
+    f"/var/lib/dpkg/info/{package}.list": package
+    for package in (
+        "debhelper",
+        "dh-dkms",
+        "dh-python",
+        "dpkg-dev",
+        "pybuild-plugin-pyproject",
+        "python3-all",
+        "python3-setuptools",
+    )
 }
 
 

@@ -18,7 +18,6 @@ from experiments import inlab, page
 from experiments.data import Data
 from experiments.figures import FIGURES, budgets, fig16, isolation
 from experiments.plan import Figure, Run
-from experiments.reserve import linear_part
 from labtool import guests
 from test_experiment_pages import answers, store
 
@@ -61,26 +60,6 @@ def compared(trials: Sequence[Trial], environment: Mapping[str, Any]) -> Outcome
     )
 
 
-# -- the linear part
-
-
-@pytest.mark.parametrize(
-    ("rates", "count"),
-    [
-        ([], 0),
-        ([0, 0, 0], 0),
-        ([10, 20, 30, 40, 50], 4),  # nothing but a line: its end counts as saturated
-        ([10, 20, 30, 31, 29, 30], 2),
-        ([10, 20, 28, 29, 28, 31], 2),  # a plateau whose highest is so by chance
-        ([10, 20, 30, 25, 20, 10], 2),  # a decline after the peak is not part of it
-        ([30, 30, 30], 0),
-        ([10, 5, 20, 30], 3),  # what falls in between is no reason to stop early
-    ],
-)
-def test_linear_part(rates: list[float], count: int) -> None:
-    assert linear_part(rates) == count
-
-
 # -- figures 4 to 6
 
 
@@ -113,65 +92,53 @@ class TestBudgets:
         return page._judge(figure.claims[claim], data)
 
     @pytest.mark.parametrize("figure", OURS[:3], ids=lambda f: f.id)
-    def test_a_line_and_a_plateau(self, tmp_path: Path, figure: Figure) -> None:
-        self.stored(tmp_path, figure, 26000)
+    def test_a_line(self, tmp_path: Path, figure: Figure) -> None:
+        self.stored(tmp_path, figure, 99999)
         found = self.verdict(tmp_path, figure)
         assert found.answer == "agrees"
-        assert "15 to 55 % (5 budgets): R² 1.000 of the medians" in found.text
+        assert "35 to 90 %: R² 1.000 of the medians" in found.text
         assert "400 pps for each percent" in found.text
 
-    def test_the_line_of_all_trials_is_told_too(self, tmp_path: Path) -> None:
-        self.stored(tmp_path, budgets.FIG05, 26000)
-        found = self.verdict(tmp_path, budgets.FIG05)
-        (share,) = re.findall(r"(0\.\d+) of all trials", found.text)
-        assert 0.9 < float(share) < 1.0
-
-    def test_no_line(self, tmp_path: Path) -> None:
-        self.stored(tmp_path, budgets.FIG05, 99999, bend=6)
+    def test_a_plateau_is_no_line_of_the_whole_range(self, tmp_path: Path) -> None:
+        self.stored(tmp_path, budgets.FIG05, 20000)
         assert self.verdict(tmp_path, budgets.FIG05).answer == "differs"
 
-    def test_too_few_below_saturation(self, tmp_path: Path) -> None:
-        self.stored(tmp_path, budgets.FIG05, 12000)
+    def test_a_line_that_starts_above_nothing(self, tmp_path: Path) -> None:
+        self.stored(tmp_path, budgets.FIG05, 99999, bend=0.6)
         found = self.verdict(tmp_path, budgets.FIG05)
-        assert found.answer == "open"
-        assert "only 2 budgets are below saturation" in found.text
+        assert float(re.findall(r"R² (\d\.\d+)", found.text)[0]) > 0.95
+        assert found.answer == "differs"
+
+    def test_no_line(self, tmp_path: Path) -> None:
+        self.stored(tmp_path, budgets.FIG05, 99999, bend=3)
+        assert self.verdict(tmp_path, budgets.FIG05).answer == "differs"
 
     def test_a_thread_that_kept_its_class(self, tmp_path: Path) -> None:
         self.stored(tmp_path, budgets.FIG04, 26000, cls="fifo:10")
         found = self.verdict(tmp_path, budgets.FIG04)
-        assert found.answer == "open"
+        assert found.answer == "refused"
         assert "not in force: 15 %: a vhost thread had class fifo:10" in found.text
 
     def test_a_thread_that_used_more_than_its_budget(self, tmp_path: Path) -> None:
         self.stored(tmp_path, budgets.FIG05, 26000, used=1.6)
         found = self.verdict(tmp_path, budgets.FIG05)
-        assert found.answer == "open"
+        assert found.answer == "refused"
         assert "vcpu used 24 % of a CPU in a trial, with 15 % reserved" in found.text
 
-    @pytest.mark.parametrize(
-        ("vhost", "vcpu", "answer"),
-        [(30000, 20000, "agrees"), (20000, 30000, "differs"), (26000, 26000, "open")],
-    )
-    def test_who_needs_more(self, tmp_path: Path, vhost: int, vcpu: int, answer: str) -> None:
-        self.stored(tmp_path, budgets.FIG04, vhost)
-        self.stored(tmp_path, budgets.FIG05, vcpu)
-        assert self.verdict(tmp_path, budgets.FIG05, 1).answer == answer
-
-    @pytest.mark.parametrize(
-        ("one", "two", "answer"),
-        [(20000, 30000, "agrees"), (30000, 20000, "differs"), (30000, 30300, "open")],
-    )
-    def test_the_peak_on_one_cpu(self, tmp_path: Path, one: int, two: int, answer: str) -> None:
-        self.stored(tmp_path, budgets.FIG05, two)
-        self.stored(tmp_path, budgets.FIG06, one)
-        assert self.verdict(tmp_path, budgets.FIG06, 1).answer == answer
+    def test_runs_of_different_labs_are_not_compared(self, tmp_path: Path) -> None:
+        for figure in OURS[:3]:
+            self.stored(tmp_path, figure, 30000)
+        for figure in (budgets.FIG05, budgets.FIG06):
+            found = self.verdict(tmp_path, figure, 1)
+            assert found.answer == "refused"
+            assert "made one after the other" in found.text
 
     def test_page(self, tmp_path: Path) -> None:
         self.stored(tmp_path, budgets.FIG05, 26000)
         page.write(FIGURES, tmp_path)
         text = (tmp_path / "paper.md").read_text()
-        assert "| 35 % | 14,000 (13,580..14,420) | 5 | yes | 14,000 | 35 %, 0 % |" in text
-        assert "| 75 % | 26,000 (25,220..26,780) | 5 |  |  | 75 %, 0 % |" in text
+        assert "| 35 % | 14,000 (13,580..14,420) | 5 |" in text
+        assert "| 75 % | 26,000 (25,220..26,780) | 5 |" in text
         assert (tmp_path / "png" / "fig05.png").stat().st_size > 5000
 
 
@@ -289,13 +256,13 @@ class TestIsolation:
 
     def test_a_generator_that_falls_short(self, tmp_path: Path) -> None:
         self.stored(tmp_path, self.GOOD, self.BAD, reaches=0.8)
-        assert set(answers(tmp_path, "isolation").values()) == {"open"}
+        assert set(answers(tmp_path, "isolation").values()) == {"refused"}
 
     def test_budgets_that_were_not_in_force(self, tmp_path: Path) -> None:
         self.stored(tmp_path, self.GOOD, self.BAD, vcpu=0.7)
-        assert next(iter(answers(tmp_path, "isolation").values())) == "open"
+        assert next(iter(answers(tmp_path, "isolation").values())) == "refused"
         self.stored(tmp_path, self.GOOD, self.BAD, cls="other")
-        assert next(iter(answers(tmp_path, "isolation").values())) == "open"
+        assert next(iter(answers(tmp_path, "isolation").values())) == "refused"
 
     def test_page(self, tmp_path: Path) -> None:
         self.stored(tmp_path, self.GOOD, self.BAD)

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import bench_samples as samples
 import pytest
 
 pytest.importorskip("matplotlib")
 
-from experiments import lab, page
+from experiments import judge, lab, page
 from experiments.data import Data
 from experiments.figures import FIGURES, fig03
+from experiments.plan import Claim, Verdict
 
 from vsrtune.bench.report.files import outcome_to_json
 from vsrtune.bench.spec.model import Configuration, Outcome, Trial
@@ -48,7 +53,7 @@ def store(raw: Path, key: str, made: Outcome) -> None:
     fresh = raw / "fresh.json"
     raw.mkdir(parents=True, exist_ok=True)
     fresh.write_text(outcome_to_json(made))
-    lab._keep(fresh, raw / f"{key}.json")
+    lab._keep(fresh, raw / f"{key}.json", "1234567")
 
 
 def answers(docs: Path, figure: str) -> dict[str, str]:
@@ -77,6 +82,120 @@ class TestFig03:
     def test_no_difference(self, tmp_path: Path) -> None:
         found = self.made(tmp_path, [20000, 20000, 20000, 20000])
         assert found["vhost above vcpu forwards least."] == "open"
+
+
+class TestJudge:
+    """What the rules say of two configurations at one load, a round a pair."""
+
+    def made(
+        self, docs: Path, rates: Sequence[tuple[float, float]], *, unsent: int = 0, **head: object
+    ) -> Data:
+        """Nothing but these rates; in the first ``unsent`` rounds a load is sent in part."""
+        trials = []
+        for turn, pair in enumerate(rates):
+            for name, rate in zip("ab", pair, strict=True):
+                one = samples.trial(name, 64000, rate)
+                if turn < unsent and name == "a":
+                    one = replace(one, sent=round(0.97 * one.sent))
+                trials.append(one)
+        for run in ("one", "two"):
+            made = replace(
+                samples.outcome(), method="compare", trials=tuple(trials),
+                configurations=(Configuration("a"), Configuration("b")), environment={},
+            )  # fmt: skip
+            store(docs, run, made)
+            path = docs / f"{run}.json"
+            path.write_text(json.dumps(json.loads(path.read_text()) | head))
+        return Data(docs)
+
+    def answer(self, data: Data, judge: judge.Judge) -> Verdict:
+        return page._judge(Claim("", judge), data.of("."))
+
+    def verdict(
+        self, docs: Path, rates: Sequence[tuple[float, float]], rule: judge.Rule, **more: Any
+    ) -> Verdict:
+        pair = judge.Place("one", "a"), judge.Place("one", "b")
+        return self.answer(self.made(docs, rates, **more), judge.compared(rule, [pair]))
+
+    @pytest.mark.parametrize(
+        ("rates", "answer"),
+        [
+            ([(1000, 1000 + turn) for turn in range(9)], "agrees"),
+            ([(1000, 1060)] * 9, "agrees"),  # shown, and within the bound
+            ([(1000, 1000 * (0.5 + turn / 6)) for turn in range(7)], "open"),
+            ([(1000, 1200 + turn) for turn in range(9)], "differs"),
+            ([(1000, 1000)] * 4, "open"),
+        ],
+    )
+    def test_the_same_needs_an_interval_within_a_bound(
+        self, tmp_path: Path, rates: list[tuple[float, float]], answer: str
+    ) -> None:
+        assert self.verdict(tmp_path, rates, judge.same).answer == answer
+
+    @pytest.mark.parametrize(
+        ("rates", "answer"),
+        [
+            ([(3000 + turn, 1000) for turn in range(9)], "agrees"),
+            ([(2900 + 50 * turn, 1000) for turn in range(9)], "open"),
+            ([(2900, 1000)] * 9, "differs"),
+        ],
+    )
+    def test_a_goal_is_reached_by_the_whole_interval(
+        self, tmp_path: Path, rates: list[tuple[float, float]], answer: str
+    ) -> None:
+        assert self.verdict(tmp_path, rates, judge.above(3.0)).answer == answer
+
+    TWICE = ((2000, 1000),) * 9
+
+    def test_rounds_that_were_not_sent_are_left_out(self, tmp_path: Path) -> None:
+        found = self.verdict(tmp_path, [(10, 1000), *self.TWICE], judge.above(), unsent=1)
+        assert found.answer == "stood still"
+        found = self.verdict(tmp_path, [(500, 1000), *self.TWICE], judge.above(), unsent=1)
+        assert found.answer == "agrees"
+        assert "2.00 (95% 2.00..2.00, 9 pairs)" in found.text
+
+    def test_a_load_that_was_not_sent_decides_nothing(self, tmp_path: Path) -> None:
+        found = self.verdict(tmp_path, self.TWICE, judge.above(), unsent=3)
+        assert found.answer == "refused"
+        assert "within 2 %, in 6 of 9 rounds" in found.text
+
+    def test_a_router_that_stood_still(self, tmp_path: Path) -> None:
+        rates = [*self.TWICE[:-1], (2000, 49)]
+        found = self.verdict(tmp_path, rates, judge.above())
+        assert found.answer == "stood still"
+        assert "b forwarded 98 frames in round 9" in found.text
+        assert "🔴" in page._AGREES[found.answer]
+
+    def test_a_machine_that_was_not_quiet(self, tmp_path: Path) -> None:
+        found = self.verdict(tmp_path, self.TWICE, judge.above(), calibration=[900.0, 800.0])
+        assert found.answer == "refused"
+        assert "800 to 900 turns a second" in found.text
+        found = self.verdict(tmp_path, self.TWICE, judge.above(), calibration=[900.0, 820.0])
+        assert found.answer == "agrees"
+
+    def test_runs_made_one_after_the_other(self, tmp_path: Path) -> None:
+        pair = judge.Place("one", "a"), judge.Place("two", "b")
+        data = self.made(tmp_path, self.TWICE)
+        found = self.answer(data, judge.compared(judge.above(), [pair]))
+        assert found.answer == "refused"
+        assert "not interleaved" in found.text
+
+
+def test_rules_are_committed_before_they_judge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=x", "-c", "user.email=x"]
+    (tmp_path / "tests/experiments").mkdir(parents=True)
+    rule = tmp_path / "tests/experiments/judge.py"
+    rule.write_text("SAME = 1.1\n")
+    for words in (["init", "-q"], ["add", "."], ["commit", "-qm", "rules"]):
+        subprocess.run([*git, *words], check=True)
+    monkeypatch.setattr(lab, "TREE", tmp_path)
+    head = subprocess.run([*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True)
+    assert head.stdout.startswith(lab.rules())
+    rule.write_text("SAME = 2\n")
+    with pytest.raises(SystemExit, match="commit the rules before measuring"):
+        lab.make((), tmp_path, 1)
 
 
 class TestPages:
