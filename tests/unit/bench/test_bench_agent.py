@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune.bench.traffic.remote import AgentProcess, command
+from vsrtune.bench.children import AgentProcess, command
 from vsrtune.core.errors import VsrtuneError
 
 

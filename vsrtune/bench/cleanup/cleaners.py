@@ -21,11 +21,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vsrtune.bench.children import AgentProcess
 from vsrtune.bench.cleanup.ledger import BenchLedger
 from vsrtune.bench.setup import attachments, scaling
 from vsrtune.bench.setup.commands import run
 from vsrtune.bench.traffic import pktgen
-from vsrtune.bench.traffic.remote import AgentProcess
 from vsrtune.core.errors import VsrtuneError, WriteError
 from vsrtune.execute import executor
 from vsrtune.execute.executor import Result
@@ -46,12 +46,7 @@ def undo_journal(data: Mapping[str, Any]) -> None:
     """Put back every setting of the journal that a ``tuning`` entry names. Raises
     VsrtuneError."""
     with Journal.open(Path(data["journal"]), boot_id()) as journal:
-        settle(
-            executor.undo(
-                LiveSysOps(data["uri"], budgets_end=journal.budgets_end, original=journal.original),
-                journal,
-            )
-        )
+        settle(executor.undo(LiveSysOps.of(journal, data["uri"]), journal))
 
 
 def revert_command(data: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Self
 
+from vsrtune.bench.children import ANSWER_SECONDS, AgentProcess
 from vsrtune.bench.cleanup import cleaners
 from vsrtune.bench.cleanup.ledger import BenchLedger
 from vsrtune.bench.measure import counters
@@ -18,7 +19,6 @@ from vsrtune.bench.spec.model import Endpoint, Latency, Load, Place, Spec, Trial
 from vsrtune.bench.spec.streams import Stream, counted, streams
 from vsrtune.bench.traffic.pktgen import Sent
 from vsrtune.bench.traffic.probe import latency
-from vsrtune.bench.traffic.remote import ANSWER_SECONDS, AgentProcess
 from vsrtune.core.closing import Closing
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.host.filesystem import LiveRoot, boot_id

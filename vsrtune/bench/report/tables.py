@@ -60,14 +60,6 @@ def listed(title: str, columns: Columns, items: Iterable[Any]) -> Table:
     return Table(title, tuple(columns), rows)
 
 
-_DROP_HEADS = {
-    "nic": "nic %",
-    "softnet_backlog": "backlog %",
-    "macvtap_ring": "tap ring %",
-    "elsewhere": "elsewhere %",
-}
-
-
 def outcome_tables(outcome: Outcome) -> list[Table]:
     """Everything a terminal shows of an outcome: the answer first, the host last."""
     found = [point for group in by_configuration(outcome).values() for point in group]
@@ -156,7 +148,7 @@ def throughput_table(found: Sequence[Point]) -> Table:
             "lowest..highest": interval(p.low, p.high),
             "trials": str(len(p.trials)),
             "lost %": percent(p.loss),
-            **{_DROP_HEADS[place]: percent(p.drop_share(place)) for place in places},
+            **{DROPS[place]: percent(p.drop_share(place)) for place in places},
         }
         for p in found
     ]

@@ -42,16 +42,6 @@ _COMMANDS = ("apply", "revert")
 _UNICAST_END = int(ipaddress.IPv4Address("224.0.0.0"))
 
 
-def offered(spec: Spec) -> list[float]:
-    """The total offered load of each rate the method names, frames per second."""
-    method = spec.method
-    if method.kind in ("ndr", "pdr"):
-        return [float(method.high)]
-    if method.kind != "fairness":
-        return [float(rate) for rate in method.rates]
-    return [sum(fair_loads(spec, rate).values()) for rate in method.rates]
-
-
 def fair_loads(spec: Spec, rate: float) -> dict[str, float]:
     """The load of each router at one rate of a fairness test: ``rate`` for each router or,
     with a single router, for each of its flows."""
@@ -184,9 +174,11 @@ def _fairness(spec: Spec) -> Iterator[Mistake]:
 
 def _limits(spec: Spec) -> Iterator[Mistake]:
     method, limits = spec.method, spec.limits
-    most = max(offered(spec), default=0.0)
+    key = "high" if method.kind in ("ndr", "pdr") else "rates"
+    most: float = method.high if key == "high" else max(method.rates, default=0)
+    if method.kind == "fairness":
+        most = sum(fair_loads(spec, most).values())
     if most > limits.pps:
-        key = "high" if method.kind in ("ndr", "pdr") else "rates"
         what = f"{most:.0f} frames per second are above the limit of {limits.pps}"
         yield (("method", key), what, f"offer less, or write limits.pps (up to {MAX_PPS})")
     lengths = [("seconds", "trial", method.seconds, "shorten it, or write limits.seconds")]
