@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,15 +96,13 @@ def run(spec_file: Path | None, **given: Any) -> int:
     \b
     Exit codes: 0 measured, 1 something failed, 2 the specification is wrong.
     """
-    from vsrtune.bench import session
-
     how = {name: given.pop(name) for name in ("json_file", "html_file", "seed", "quiet", "uri")}
     short = {name: value for name, value in given.items() if value not in (None, False)}
     if spec_file is not None and short:
         names = ", ".join(f"--{name}" for name in short)
         raise click.UsageError(f"{names}: write this in {spec_file}, or leave the file out")
     spec = read_spec(spec_file) if spec_file is not None else short_spec(short)
-    return _measure(partial(session.run_spec, spec), **how)
+    return _measure([spec], None, **how)
 
 
 @bench.command()
@@ -126,13 +123,11 @@ def compare(spec_files: tuple[Path, ...], pairs: int, **how: Any) -> int:
     \b
     Exit codes: 0 measured, 1 something failed, 2 a specification is wrong.
     """
-    from vsrtune.bench import session
-
     if len(spec_files) < 2:
         raise click.UsageError("name at least two files, the baseline first")
     first = read_spec(spec_files[0])
     specs = [first, *(read_spec(path, first) for path in spec_files[1:])]
-    return _measure(partial(session.compare_specs, specs, pairs=pairs), **how)
+    return _measure(specs, pairs, **how)
 
 
 @bench.command()
@@ -262,7 +257,8 @@ def deliver(outcome: Outcome, json_file: Path | None, html_file: Path | None) ->
 
 
 def _measure(
-    measure: Callable[..., Outcome],
+    specs: Sequence[Spec],
+    pairs: int | None,
     json_file: Path | None,
     html_file: Path | None,
     seed: int | None,
@@ -272,13 +268,13 @@ def _measure(
     """Measure and deliver. After an error or Ctrl-C, deliver the trials made before it, then
     raise it again."""
     from vsrtune.bench.progress import ProgressWatch
-    from vsrtune.bench.session import Unfinished
+    from vsrtune.bench.session import Unfinished, measure
 
     check_outputs(json_file, html_file)
     seed = random.SystemRandom().randrange(1_000_000) if seed is None else seed
     try:
         with ProgressWatch(quiet=quiet) as watch:
-            outcome = measure(seed=seed, uri=uri, watch=watch)
+            outcome = measure(specs, pairs, seed=seed, uri=uri, watch=watch)
     except Unfinished as stop:
         deliver(stop.outcome, json_file, html_file)
         raise

@@ -28,7 +28,7 @@ from vsrtune.bench.methods.schedule import run
 from vsrtune.bench.progress import ProgressWatch
 from vsrtune.bench.report.environment import environment
 from vsrtune.bench.setup.configurator import Configurator
-from vsrtune.bench.spec.model import Configuration, Leg, Load, Outcome, Router, Spec, Trial
+from vsrtune.bench.spec.model import Configuration, Load, Outcome, Router, Spec, Trial
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.execute.ledger import Failure
@@ -52,25 +52,22 @@ class Unfinished(VsrtuneError):
         self.outcome = outcome
 
 
-def run_spec(spec: Spec, *, seed: int, watch: ProgressWatch, uri: str) -> Outcome:
-    """Measure one specification by its method. The host is restored in any case. Raises
-    VsrtuneError, or Unfinished when some trials were made."""
-    session = _Session(spec, (spec.configuration,), watch, uri, spec.method.kind, seed)
-    return session.run(
-        lambda whole: compare.tagged(0, methods.start(whole, seed)), methods.trials(spec)
-    )
-
-
-def compare_specs(
-    specs: Sequence[Spec], *, pairs: int, seed: int, watch: ProgressWatch, uri: str
+def measure(
+    specs: Sequence[Spec], pairs: int | None, *, seed: int, watch: ProgressWatch, uri: str
 ) -> Outcome:
-    """Measure the configurations of ``specs`` in turn. The first is the baseline and defines
-    the measurement. The host is restored in any case. Raises as ``run_spec`` does."""
-    configurations = tuple(spec.configuration for spec in specs)
-    session = _Session(specs[0], configurations, watch, uri, "compare", seed)
+    """Measure a specification by its method, or with ``pairs`` the configurations of several in
+    turn. The first is the baseline and defines the measurement. The host is restored in any case.
+    Raises VsrtuneError, or Unfinished when some trials were made."""
+    first, configurations = specs[0], tuple(spec.configuration for spec in specs)
+    session = _Session(first, configurations, watch, uri, seed)
+    if pairs is None:
+        session.method = first.method.kind
+        return session.run(
+            lambda whole: compare.tagged(0, methods.start(whole, seed)), methods.trials(first)
+        )
     return session.run(
         lambda whole: compare.compare(whole, configurations, pairs, seed),
-        compare.trials(specs[0], len(specs), pairs),
+        compare.trials(first, len(specs), pairs),
     )
 
 
@@ -94,20 +91,18 @@ def _router(router: Router, snapshot: Snapshot) -> Router:
     if router.native:
         return router
     macs = [interface.mac for interface in guests_of(router, snapshot)[0].interfaces]
-
-    def known(leg: Leg, index: int) -> Leg:
-        if leg.mac:
-            return leg
+    legs: dict[str, Any] = {}
+    for index, (way, leg) in enumerate((("forth", router.forth), ("back", router.back))):
+        if leg is None or leg.mac:
+            continue
         if index >= len(macs):
             raise VsrtuneError(
                 f"has {len(macs)} network interfaces, so no MAC can be taken for this direction",
                 where=router.name,
                 hint="write `mac:` in the specification",
             )
-        return replace(leg, mac=macs[index])
-
-    back = None if router.back is None else known(router.back, 1)
-    return replace(router, forth=known(router.forth, 0), back=back)
+        legs[way] = replace(leg, mac=macs[index])
+    return replace(router, **legs)
 
 
 @dataclass(slots=True)
@@ -118,8 +113,8 @@ class _Session:
     configurations: tuple[Configuration, ...]
     watch: ProgressWatch
     uri: str
-    method: str
     seed: int
+    method: str = "compare"
     environment: dict[str, Any] = field(default_factory=dict)
     trials: list[Trial] = field(default_factory=list)
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))

@@ -35,7 +35,7 @@ from statistics import fmean
 from typing import Any
 
 from vsrtune.bench.methods.schedule import MethodRun, even_load
-from vsrtune.bench.spec.model import Load, Spec, Trial
+from vsrtune.bench.spec.model import Latency, Load, Spec, Trial
 from vsrtune.core.stats import spread
 
 SHORTEST = 0.5
@@ -216,10 +216,8 @@ def _reached(trial: Trial) -> float:
 
 
 def _latency(share: float, trial: Trial) -> dict[str, Any]:
-    found = {"share": share, "rate": trial.load.total}
-    if trial.latency is None:
-        return found | {"sent": 0, "lost": 0, "p50": None, "p90": None, "p99": None}
-    return found | asdict(trial.latency)
+    latency = trial.latency or Latency(0, 0, None, None, None)
+    return {"share": share, "rate": trial.load.total, **asdict(latency)}
 
 
 def back_to_back(spec: Spec) -> MethodRun:

@@ -127,7 +127,7 @@ class Tuner:
         return name in self._guests or ref in self._guests
 
     def _carry_out(self, make: Callable[[Snapshot], Plan]) -> tuple[str, ...]:
-        for attempt in range(1, _TRIES + 1):
+        for _ in range(_TRIES):
             snapshot = live_observer(self._uri).observe(0.0)
             executor.adopt_brought(snapshot, snapshot.guests, self._journal)
             plan = make(snapshot)
@@ -140,11 +140,9 @@ class Tuner:
                 skipped = (f"{s.guest}: {s.subject}: {s.reason}" for s in plan.skipped)
                 return (*plan.warnings, *skipped)
             self.undo()
-            if attempt == _TRIES or any(
-                error.lasting is not Lasting.TRANSIENT for _, error in result.failed
-            ):
-                raise failure(result)
-        raise AssertionError("unreachable")
+            if any(error.lasting is not Lasting.TRANSIENT for _, error in result.failed):
+                break
+        raise failure(result)
 
     def _waits(self, plan: Plan, result: Result) -> bool:
         """Whether something waits in a router under test; others get no traffic."""

@@ -12,6 +12,7 @@ destination ports, whose length has no factor in common with the first.
 from __future__ import annotations
 
 import ipaddress
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import ceil, gcd, prod
@@ -103,7 +104,7 @@ def streams(spec: Spec, load: Load) -> tuple[Stream, ...]:
     """The streams of a load. The legs of a router share its rate equally."""
     every = legs(spec)
     size = spec.traffic.size if load.size is None else load.size
-    shares = {r.name: sum(1 for other, _, _ in every if other is r) for r in spec.routers}
+    shares = Counter(router.name for router, _, _ in every)
     rates = [load.pps.get(router.name, 0.0) / shares[router.name] for router, _, _ in every]
     counts = _counts(rates, load)
     source_ports, destination_ports = circles(spec.traffic.flows)
