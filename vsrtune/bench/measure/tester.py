@@ -15,7 +15,7 @@ from vsrtune.bench.cleanup import cleaners
 from vsrtune.bench.cleanup.ledger import BenchLedger
 from vsrtune.bench.measure import counters
 from vsrtune.bench.measure.accounting import Counts, account
-from vsrtune.bench.spec.model import Endpoint, Latency, Load, Place, Spec, Trial
+from vsrtune.bench.spec.model import Endpoint, Latency, Limits, Load, Place, Spec, Trial
 from vsrtune.bench.spec.streams import Stream, counted, streams
 from vsrtune.bench.traffic.pktgen import Sent
 from vsrtune.bench.traffic.probe import latency
@@ -117,7 +117,7 @@ class Tester(Closing):
 
         Raises VsrtuneError when the generator or a counter failed.
         """
-        seconds = self._length(load)
+        seconds = longest(load, self._spec.limits)
         snapshot = self._observe()
         guests = [g for r in self._spec.routers for g in counters.guests_of(r, snapshot)]
         where = counters.places(self._root, snapshot, self._spec.routers)
@@ -164,12 +164,6 @@ class Tester(Closing):
             wanted[end.place].setdefault(end.device, []).extend(asdict(one) for one in here)
         for place, agent in self._agents.items():
             agent.call("sink", counted=wanted[place])
-
-    def _length(self, load: Load) -> float:
-        """The seconds after which the generator is stopped."""
-        if load.frames is None:
-            return load.seconds
-        return min(load.frames / load.total * BURST_SLACK, self._spec.limits.seconds)
 
     def _send(
         self, every: Sequence[Stream], seconds: float, probes: dict[str, Any] | None
@@ -251,3 +245,10 @@ class Tester(Closing):
             "probed", device=right.device, run=probes["run"], count=0, wait=0.0
         )
         return latency(sent, dict(came))
+
+
+def longest(load: Load, limits: Limits) -> float:
+    """The seconds after which the generator is stopped."""
+    if load.frames is None:
+        return load.seconds
+    return min(load.frames / load.total * BURST_SLACK, limits.seconds)
