@@ -130,7 +130,7 @@ def apply(
             if confirm_seconds is not None:
                 guard = stack.enter_context(guardian.start(places))
             _say_discarded(opened)
-            ops = LiveSysOps.of(opened, places.uri)
+            ops = _writer(places, opened)
             _say(executor.recover(ops, opened), "finished after a crash")
             switched = made is not None or _switch(policies, places)
             trace = trace_seconds if made is None else 0.0
@@ -253,7 +253,7 @@ def undo(as_json: bool, dry_run: bool, places: StatePlaces) -> int:
     with Journal.open(places.journal, boot) as opened:
         if snapshot is not None and carried:
             executor.adopt_brought(snapshot, snapshot.guests, opened)
-        result = executor.undo(LiveSysOps.of(opened, places.uri), opened)
+        result = executor.undo(_writer(places, opened), opened)
     if as_json:
         _print_json(result)
     else:
@@ -308,6 +308,12 @@ def _preview_undo(places: StatePlaces, boot: str, as_json: bool) -> int:
         say(f"would restore: {tables.action_line(action)}")
     say(f"{len(actions)} settings would be restored.")
     return ExitCode.DONE
+
+
+def _writer(places: StatePlaces, journal: Journal) -> LiveSysOps:
+    return LiveSysOps(
+        libvirt_uri=places.uri, budgets_end=journal.budgets_end, original=journal.original
+    )
 
 
 def _say_discarded(journal: Journal) -> None:

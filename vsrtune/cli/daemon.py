@@ -152,7 +152,7 @@ def daemon(
         observer = live_observer(uri, wanted, notifier.ping)
         reconciler = Reconciler(
             observer,
-            LiveSysOps.of(opened, uri),
+            LiveSysOps(libvirt_uri=uri, budgets_end=opened.budgets_end, original=opened.original),
             opened,
             policies,
             trace=trace_seconds,

@@ -16,14 +16,13 @@ import errno
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any, Self
+from typing import Any
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting, PendingError, VanishedError, VsrtuneError, WriteError
 from vsrtune.execute.cgroups import Cgroups, settle
 from vsrtune.execute.cpuset_clear import clear, unpark
 from vsrtune.execute.errno_table import Operation, told, write_error
-from vsrtune.execute.journal import Journal
 from vsrtune.execute.nics import NicWrites
 from vsrtune.execute.syscalls import LiveCalls
 from vsrtune.execute.threads import CPUS, HostThread
@@ -97,11 +96,6 @@ class LiveSysOps:
             IrqAffinity: self._nics.write_irq,
             RrTimeslice: self._write_timeslice,
         }
-
-    @classmethod
-    def of(cls, journal: Journal, uri: str) -> Self:
-        """This machine, with what a journal knows of budgets and originals."""
-        return cls(uri, budgets_end=journal.budgets_end, original=journal.original)
 
     def read(self, target: Target) -> Value:
         """The present value. Raises VanishedError, or WriteError when it cannot be read."""

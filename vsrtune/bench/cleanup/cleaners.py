@@ -46,7 +46,12 @@ def undo_journal(data: Mapping[str, Any]) -> None:
     """Put back every setting of the journal that a ``tuning`` entry names. Raises
     VsrtuneError."""
     with Journal.open(Path(data["journal"]), boot_id()) as journal:
-        settle(executor.undo(LiveSysOps.of(journal, data["uri"]), journal))
+        settle(
+            executor.undo(
+                LiveSysOps(data["uri"], budgets_end=journal.budgets_end, original=journal.original),
+                journal,
+            )
+        )
 
 
 def revert_command(data: Mapping[str, Any]) -> None:

@@ -61,7 +61,7 @@ class Tuner:
         self._guests = tuple(guests)
         self._sender = sender
         self._uri = uri
-        self._ops = LiveSysOps.of(journal, uri)
+        self._ops = LiveSysOps(uri, budgets_end=journal.budgets_end, original=journal.original)
         # Makes the present plan again while one of its settings waits for its thread to run.
         self._unsettled: Callable[[Snapshot], Plan] | None = None
 
