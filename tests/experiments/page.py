@@ -19,7 +19,7 @@ from experiments.plan import Claim, Figure, Run, Verdict
 from experiments.text import table
 from vsrtune.bench.report import plots
 from vsrtune.bench.report.points import DROPS, by_configuration, used
-from vsrtune.bench.report.summaries import number, percent
+from vsrtune.bench.report.tables import number, percent
 from vsrtune.bench.spec.model import Outcome
 
 # Of a claim of a paper, of an aim of our own, and of a lever.

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,15 +96,13 @@ def run(spec_file: Path | None, **given: Any) -> int:
     \b
     Exit codes: 0 measured, 1 something failed, 2 the specification is wrong.
     """
-    from vsrtune.bench import session
-
     how = {name: given.pop(name) for name in ("json_file", "html_file", "seed", "quiet", "uri")}
     short = {name: value for name, value in given.items() if value not in (None, False)}
     if spec_file is not None and short:
         names = ", ".join(f"--{name}" for name in short)
         raise click.UsageError(f"{names}: write this in {spec_file}, or leave the file out")
     spec = read_spec(spec_file) if spec_file is not None else short_spec(short)
-    return _measure(partial(session.run_spec, spec), **how)
+    return _measure([spec], None, **how)
 
 
 @bench.command()
@@ -126,13 +123,11 @@ def compare(spec_files: tuple[Path, ...], pairs: int, **how: Any) -> int:
     \b
     Exit codes: 0 measured, 1 something failed, 2 a specification is wrong.
     """
-    from vsrtune.bench import session
-
     if len(spec_files) < 2:
         raise click.UsageError("name at least two files, the baseline first")
     first = read_spec(spec_files[0])
     specs = [first, *(read_spec(path, first) for path in spec_files[1:])]
-    return _measure(partial(session.compare_specs, specs, pairs=pairs), **how)
+    return _measure(specs, pairs, **how)
 
 
 @bench.command()
@@ -206,9 +201,9 @@ def short_spec(given: dict[str, Any]) -> Spec:
         return {name: given[name] for name in names if name in given}
 
     traffic = those("size", "flows")
-    if str(traffic.get("size", "")).isdecimal():
-        traffic["size"] = int(traffic["size"])
-    rates = _rates(given.get("rates", "1000,4000,16000"))
+    if "size" in traffic:
+        traffic["size"] = _plain(traffic["size"])
+    rates = [_plain(rate) for rate in given.get("rates", "1000,4000,16000").split(",")]
     router = {"native": "host"} if native else those("guest")
     data: dict[str, Any] = {
         "name": given.get("guest", "native"),
@@ -228,11 +223,9 @@ def _endpoint(text: str, option: str) -> dict[str, str]:
     return {name: value for name, value in found.groupdict().items() if value is not None}
 
 
-def _rates(text: str) -> list[int]:
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise click.UsageError(f"--rates {text}: write whole numbers by commas") from None
+def _plain(text: str) -> int | str:
+    """A number as a file has it. The schema judges other texts."""
+    return int(text) if text.isdecimal() else text
 
 
 def check_outputs(json_file: Path | None, html_file: Path | None) -> None:
@@ -248,7 +241,8 @@ def check_outputs(json_file: Path | None, html_file: Path | None) -> None:
 def deliver(outcome: Outcome, json_file: Path | None, html_file: Path | None) -> None:
     """Print and store a result; store it first, because it cannot be had again."""
     from vsrtune.bench.report import tables
-    from vsrtune.bench.report.files import outcome_to_json
+    from vsrtune.bench.report.files import outcome_to_json, write_page
+    from vsrtune.cli import render
 
     if json_file is not None:
         text = outcome_to_json(outcome)
@@ -257,17 +251,14 @@ def deliver(outcome: Outcome, json_file: Path | None, html_file: Path | None) ->
         else:
             json_file.write_text(text, encoding="utf-8")
     if html_file is not None:
-        from vsrtune.bench.report.files import write_page
-
         write_page(outcome, html_file)
     if str(json_file) != "-":
-        from vsrtune.cli import render
-
         render.show(tables.outcome_tables(outcome))
 
 
 def _measure(
-    measure: Callable[..., Outcome],
+    specs: Sequence[Spec],
+    pairs: int | None,
     json_file: Path | None,
     html_file: Path | None,
     seed: int | None,
@@ -277,13 +268,13 @@ def _measure(
     """Measure and deliver. After an error or Ctrl-C, deliver the trials made before it, then
     raise it again."""
     from vsrtune.bench.progress import ProgressWatch
-    from vsrtune.bench.session import Unfinished
+    from vsrtune.bench.session import Unfinished, measure
 
     check_outputs(json_file, html_file)
     seed = random.SystemRandom().randrange(1_000_000) if seed is None else seed
     try:
         with ProgressWatch(quiet=quiet) as watch:
-            outcome = measure(seed=seed, uri=uri, watch=watch)
+            outcome = measure(specs, pairs, seed=seed, uri=uri, watch=watch)
     except Unfinished as stop:
         deliver(stop.outcome, json_file, html_file)
         raise

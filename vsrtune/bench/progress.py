@@ -30,8 +30,6 @@ class ProgressWatch(Closing):
             disable=quiet or not console.is_terminal,
         )
         self._task = self._bar.add_task("looking at the host", total=None)
-        self._made = 0
-        self._total: int | None = None
         self._bar.start()
 
     def close(self) -> None:
@@ -49,16 +47,15 @@ class ProgressWatch(Closing):
 
     def expect(self, trials: int | None) -> None:
         """Begin the trials, so many in all; None when a search decides how many."""
-        self._total = trials
         self._bar.reset(self._task, total=trials, description="first trial")
 
     def made(self, trial: Trial) -> None:
         """Show a trial that was made."""
-        self._made += 1
-        self._bar.update(self._task, description=describe(trial), completed=self._made)
+        self._bar.update(self._task, description=describe(trial), advance=1)
         if self._bar.disable:
-            total = "" if self._total is None else f" of {self._total}"
-            self.say(f"trial {self._made}{total}: {describe(trial)}")
+            [task] = self._bar.tasks
+            total = "" if task.total is None else f" of {task.total}"
+            self.say(f"trial {task.completed}{total}: {describe(trial)}")
 
 
 def describe(trial: Trial) -> str:

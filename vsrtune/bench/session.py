@@ -12,7 +12,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -28,7 +28,7 @@ from vsrtune.bench.methods.schedule import run
 from vsrtune.bench.progress import ProgressWatch
 from vsrtune.bench.report.environment import environment
 from vsrtune.bench.setup.configurator import Configurator
-from vsrtune.bench.spec.model import Configuration, Leg, Load, Outcome, Router, Spec, Trial
+from vsrtune.bench.spec.model import Configuration, Load, Outcome, Router, Spec, Trial
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.execute.ledger import Failure
@@ -52,25 +52,22 @@ class Unfinished(VsrtuneError):
         self.outcome = outcome
 
 
-def run_spec(spec: Spec, *, seed: int, watch: ProgressWatch, uri: str) -> Outcome:
-    """Measure one specification by its method. The host is restored in any case. Raises
-    VsrtuneError, or Unfinished when some trials were made."""
-    session = _Session(spec, (spec.configuration,), watch, uri, spec.method.kind, seed)
-    return session.run(
-        lambda whole: compare.tagged(0, methods.start(whole, seed)), methods.trials(spec)
-    )
-
-
-def compare_specs(
-    specs: Sequence[Spec], *, pairs: int, seed: int, watch: ProgressWatch, uri: str
+def measure(
+    specs: Sequence[Spec], pairs: int | None, *, seed: int, watch: ProgressWatch, uri: str
 ) -> Outcome:
-    """Measure the configurations of ``specs`` in turn. The first is the baseline and defines
-    the measurement. The host is restored in any case. Raises as ``run_spec`` does."""
-    configurations = tuple(spec.configuration for spec in specs)
-    session = _Session(specs[0], configurations, watch, uri, "compare", seed)
+    """Measure a specification by its method, or with ``pairs`` the configurations of several in
+    turn. The first is the baseline and defines the measurement. The host is restored in any case.
+    Raises VsrtuneError, or Unfinished when some trials were made."""
+    first, configurations = specs[0], tuple(spec.configuration for spec in specs)
+    session = _Session(first, configurations, watch, uri, seed)
+    if pairs is None:
+        session.method = first.method.kind
+        return session.run(
+            lambda whole: compare.tagged(0, methods.start(whole, seed)), methods.trials(first)
+        )
     return session.run(
         lambda whole: compare.compare(whole, configurations, pairs, seed),
-        compare.trials(specs[0], len(specs), pairs),
+        compare.trials(first, len(specs), pairs),
     )
 
 
@@ -94,53 +91,46 @@ def _router(router: Router, snapshot: Snapshot) -> Router:
     if router.native:
         return router
     macs = [interface.mac for interface in guests_of(router, snapshot)[0].interfaces]
-
-    def known(leg: Leg, index: int) -> Leg:
-        if leg.mac:
-            return leg
+    legs: dict[str, Any] = {}
+    for index, (way, leg) in enumerate((("forth", router.forth), ("back", router.back))):
+        if leg is None or leg.mac:
+            continue
         if index >= len(macs):
             raise VsrtuneError(
                 f"has {len(macs)} network interfaces, so no MAC can be taken for this direction",
                 where=router.name,
                 hint="write `mac:` in the specification",
             )
-        return replace(leg, mac=macs[index])
-
-    back = None if router.back is None else known(router.back, 1)
-    return replace(router, forth=known(router.forth, 0), back=back)
+        legs[way] = replace(leg, mac=macs[index])
+    return replace(router, **legs)
 
 
+@dataclass(slots=True)
 class _Session:
     """A run. ``spec`` is complete once the run began."""
 
-    def __init__(
-        self,
-        spec: Spec,
-        configurations: tuple[Configuration, ...],
-        watch: ProgressWatch,
-        uri: str,
-        method: str,
-        seed: int,
-    ) -> None:
-        self.spec = spec
-        self._configurations = configurations
-        self._watch = watch
-        self._uri = uri
-        self._method = method
-        self._seed = seed
-        self._environment: dict[str, Any] = {}
-        self._trials: list[Trial] = []
-        self._started = datetime.now(UTC).isoformat(timespec="seconds")
+    spec: Spec
+    configurations: tuple[Configuration, ...]
+    watch: ProgressWatch
+    uri: str
+    seed: int
+    method: str = "compare"
+    environment: dict[str, Any] = field(default_factory=dict)
+    trials: list[Trial] = field(default_factory=list)
+    started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
+    observe: Callable[[], Snapshot] = field(init=False)
+    tester: Tester = field(init=False)
+    configurator: Configurator = field(init=False)
 
     def run(self, start: Callable[[Spec], CompareRun], trials: int | None) -> Outcome:
         """Run the method that ``start`` gives for the complete specification to its end."""
         try:
             with self._opened():
-                self._watch.expect(trials)
+                self.watch.expect(trials)
                 summary, _ = run(start(self.spec), self._trial)
         except (VsrtuneError, KeyboardInterrupt) as error:
             # An error must not lose hours of trials.
-            if not self._trials:
+            if not self.trials:
                 raise
             why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
             raise Unfinished(self._outcome({}, why), error) from error
@@ -156,58 +146,58 @@ class _Session:
             ledger = stack.enter_context(BenchLedger.open())
             _fail(ledger.resolve(CLEANERS))
             stack.enter_context(RunGuard(ledger))
-            self._observe = live_observer(self._uri).observe
-            self.spec = with_macs(self.spec, self._observe())
-            self._tester = stack.enter_context(Tester(self.spec, ledger, self._observe))
-            self._configurator = stack.enter_context(
-                Configurator(self.spec, ledger, ready=self._wait_ready, uri=self._uri)
+            self.observe = live_observer(self.uri).observe
+            self.spec = with_macs(self.spec, self.observe())
+            self.tester = stack.enter_context(Tester(self.spec, ledger, self.observe))
+            self.configurator = stack.enter_context(
+                Configurator(self.spec, ledger, ready=self._wait_ready, uri=self.uri)
             )
-            self._configurator.check(self._configurations)
-            self._watch.doing("waiting for the routers to forward")
+            self.configurator.check(self.configurations)
+            self.watch.doing("waiting for the routers to forward")
             self._wait_ready()
-            stack.callback(self._watch.doing, "restoring the host")
+            stack.callback(self.watch.doing, "restoring the host")
             yield
 
     def _trial(self, order: tuple[int, Load]) -> Trial:
         """Make one trial in the configuration of that index."""
         index, load = order
-        configuration = self._configurations[index]
-        notes = self._configurator.apply(configuration)
-        if configuration.name not in self._environment:
+        configuration = self.configurations[index]
+        notes = self.configurator.apply(configuration)
+        if configuration.name not in self.environment:
             self._describe(configuration, notes)
-        trial = self._tester.trial(load, configuration.name)
-        self._trials.append(trial)
-        self._watch.made(trial)
+        trial = self.tester.trial(load, configuration.name)
+        self.trials.append(trial)
+        self.watch.made(trial)
         return trial
 
     def _outcome(self, summary: dict[str, Any], unfinished: str = "") -> Outcome:
         """The outcome of all trials made so far."""
-        names = [c.name for c in self._configurations if c.name in self._environment]
+        names = [c.name for c in self.configurations if c.name in self.environment]
         return Outcome(
             spec=self.spec,
-            method=self._method,
-            configurations=self._configurations,
-            trials=tuple(self._trials),
+            method=self.method,
+            configurations=self.configurations,
+            trials=tuple(self.trials),
             summary=summary,
-            environment={name: self._environment[name] for name in names},
-            seed=self._seed,
-            started=self._started,
+            environment={name: self.environment[name] for name in names},
+            seed=self.seed,
+            started=self.started,
             version=__version__,
             unfinished=unfinished,
         )
 
     def _describe(self, configuration: Configuration, notes: Sequence[str]) -> None:
-        block = environment(self._observe(), self.spec, configuration, self._tester.devices())
+        block = environment(self.observe(), self.spec, configuration, self.tester.devices())
         block["notes"] = list(notes)
-        self._environment[configuration.name] = block
+        self.environment[configuration.name] = block
         for note in notes:
-            self._watch.say(f"{configuration.name}: {note}")
+            self.watch.say(f"{configuration.name}: {note}")
 
     def _wait_ready(self) -> None:
         """Return once every router forwards. Raises VsrtuneError when one does not in time."""
         end = time.monotonic() + READY_SECONDS
         for router in self.spec.routers:
-            while not self._tester.ready(router.name):
+            while not self.tester.ready(router.name):
                 if time.monotonic() > end:
                     raise VsrtuneError(
                         f"no frame from {self.spec.left} came through to {self.spec.right} "

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import statistics
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from statistics import median
@@ -46,16 +46,6 @@ class Ratio:
         if not self.bounded:
             return f"{self.median:.2f} ({self.pairs} pairs are too few for an interval)"
         return f"{self.median:.2f} (95% {self.low:.2f}..{self.high:.2f}, {self.pairs} pairs)"
-
-
-@dataclass(frozen=True, slots=True)
-class Spread:
-    """Repeated measurements of one quantity, in its own unit."""
-
-    median: float
-    low: float
-    high: float
-    count: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,11 +155,15 @@ def pairs_needed(tests: int, level: float = LEVEL) -> int:
     return count
 
 
-def spread(values: Sequence[float]) -> Spread:
-    """Median, least and greatest. Raises ValueError for no values."""
-    if not values:
-        raise ValueError("no values")
-    return Spread(float(median(values)), float(min(values)), float(max(values)), len(values))
+def spread(values: Collection[float]) -> dict[str, float]:
+    """Median, least (``low``) and greatest (``high``) of repeated measurements, in their unit, and
+    their ``count``. Raises ValueError for no values."""
+    return {
+        "median": float(median(values)),
+        "low": float(min(values)),
+        "high": float(max(values)),
+        "count": len(values),
+    }
 
 
 def jain(shares: Sequence[float]) -> float:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from vsrtune.policy.schema import DEVICE_PATTERN
+from vsrtune.policy.subschemas import by_name, choice, mapping, sequence, short_text, text
 
 PVR, MSR = "pvr", "msr"
 KINDS = (PVR, MSR)
@@ -21,32 +22,17 @@ MOST_SIDES = 9
 MOST_ROUTERS = 99
 
 
-def _text(expects: str, what: str = "", **limits: Any) -> dict[str, Any]:
-    """A text; ``what`` says what a value that does not match the pattern is not."""
-    return {"type": "string", "x-expects": expects, "x-pattern": what, **limits}
-
-
 def _guests(most: int) -> dict[str, Any]:
-    return {
-        "type": "array",
-        "minItems": 1,
-        "maxItems": most,
-        "x-expects": f"up to {most} guests such as [vr1, vr2]",
-        "items": _text("the guest's name as text", minLength=1, maxLength=255),
-    }
-
-
-def _one_of(*names: str) -> dict[str, Any]:
-    words = ", ".join(names[:-1])
-    return {"enum": list(names), "x-expects": f"{words} or {names[-1]}"}
+    expects = f"up to {most} guests such as [vr1, vr2]"
+    return sequence(short_text("the guest's name as text"), expects, maxItems=most)
 
 
 _LOWER: dict[str, Any] = {
     "type": "object",
     "minProperties": 1,
     "patternProperties": {
-        SIDE_PATTERN: _text(
-            "a device of this host, such as eth0", "a name of a device", pattern=DEVICE_PATTERN
+        SIDE_PATTERN: text(
+            "a device of this host, such as eth0", DEVICE_PATTERN, "a name of a device"
         )
     },
     "additionalProperties": False,
@@ -54,23 +40,23 @@ _LOWER: dict[str, Any] = {
     "x-expects": "a mapping such as {in: eth0, out: eth1}",
 }
 _COMMON: dict[str, Any] = {
-    "name": _text(
-        "a small letter, then up to 8 small letters, digits or _",
-        "a name of a group",
-        pattern=NAME_PATTERN,
+    "name": text(
+        "a small letter, then up to 8 small letters, digits or _", NAME_PATTERN, "a name of a group"
     ),
-    "kind": _one_of(*KINDS),
+    "kind": choice(*KINDS),
     "lower": _LOWER,
 }
+_SIDES = sequence(
+    text("a side that stands under lower", SIDE_PATTERN, "a name of a side"),
+    "names of sides such as [in, out]",
+)
 _KEYS: dict[str, dict[str, Any]] = {
     PVR: {
         **_COMMON,
         "members": _guests(256),
-        "template": _text(
-            "the name of a libvirt guest that is shut off", minLength=1, maxLength=255
-        ),
-        "overlays": _text(
-            "an absolute path such as /var/lib/libvirt/images", "an absolute path", pattern="^/"
+        "template": short_text("the name of a libvirt guest that is shut off"),
+        "overlays": text(
+            "an absolute path such as /var/lib/libvirt/images", "^/", "an absolute path"
         ),
     },
     MSR: {
@@ -80,21 +66,9 @@ _KEYS: dict[str, dict[str, Any]] = {
             "maxProperties": MOST_SIDES,
             "x-expects": f"up to {MOST_SIDES} sides, such as {{in: eth0, out: eth1}}",
         },
-        "balancers": {
-            "type": "object",
-            "minProperties": 1,
-            "additionalProperties": {
-                "type": "array",
-                "minItems": 1,
-                "x-expects": "names of sides such as [in, out]",
-                "items": _text(
-                    "a side that stands under lower", "a name of a side", pattern=SIDE_PATTERN
-                ),
-            },
-            "x-expects": "a mapping such as {lb1: [in], lb2: [out]}",
-        },
+        "balancers": by_name(_SIDES, "a mapping such as {lb1: [in], lb2: [out]}", minProperties=1),
         "routers": _guests(MOST_ROUTERS),
-        "links": _one_of(*LINKS),
+        "links": choice(*LINKS),
     },
 }
 _OPTIONAL = ("links", "template", "overlays")
@@ -105,18 +79,5 @@ def schema(kind: str) -> dict[str, Any]:
     keys = _KEYS[kind]
     required = [key for key in keys if key not in _OPTIONAL]
     words = f"{', '.join(required[:-1])} and {required[-1]}"
-    return {
-        "type": "object",
-        "required": ["group"],
-        "additionalProperties": False,
-        "x-expects": f"group: with the keys {words} below it",
-        "properties": {
-            "group": {
-                "type": "object",
-                "required": required,
-                "additionalProperties": False,
-                "x-expects": f"the keys {words}",
-                "properties": keys,
-            }
-        },
-    }
+    group = mapping(f"the keys {words}", keys, tuple(required))
+    return mapping(f"group: with the keys {words} below it", {"group": group}, ("group",))

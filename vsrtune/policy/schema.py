@@ -16,6 +16,7 @@ from vsrtune.core.cpuset import MAX_CPU
 from vsrtune.core.text import TIME_PATTERN
 from vsrtune.model.deadline import PERCENT_PATTERN
 from vsrtune.model.plan import DriftRule
+from vsrtune.policy.subschemas import FLAG, choice, mapping, short_text, text, whole
 
 SCHEMA_ID = "https://vsrtune.invalid/schema/policy.json"
 MAX_QUEUE = 32767
@@ -98,13 +99,12 @@ def _cpu_map(description: str, keys: list[str], key_text: str, expects: str) -> 
 
 
 def _time(description: str) -> dict[str, Any]:
-    return {
-        "description": f"{description}. Units: ns, us, ms, s.",
-        "type": "string",
-        "pattern": TIME_PATTERN,
-        "x-pattern": "a time with its unit",
-        "x-expects": "a time with its unit, such as 10ms",
-    }
+    return text(
+        "a time with its unit, such as 10ms",
+        TIME_PATTERN,
+        "a time with its unit",
+        description=f"{description}. Units: ns, us, ms, s.",
+    )
 
 
 def _budget(whose: str) -> dict[str, Any]:
@@ -116,58 +116,54 @@ def _budget(whose: str) -> dict[str, Any]:
         " deadline gives each thread a budget of CPU time (SCHED_DEADLINE with its "
         "constant bandwidth server; Abeni et al., section 3.4)."
     )
-    cls["enum"] = ["other", "batch", "rr", "fifo", "deadline"]
-    cls["x-expects"] = "other, batch, rr, fifo or deadline"
+    cls |= choice("other", "batch", "rr", "fifo", "deadline")
     schema["properties"] |= {
         "runtime": _time("CPU time in each period; class deadline only"),
         "period": _time("The period of the budget, 100us to 4s; required with class deadline"),
         "deadline": _time("When in each period the runtime is due; the period when not written"),
-        "bandwidth": {
-            "description": "The runtime in percent of the period, instead of runtime.",
-            "type": "string",
-            "pattern": PERCENT_PATTERN,
-            "x-pattern": "a percentage",
-            "x-expects": "a percentage such as 85%",
-        },
+        "bandwidth": text(
+            "a percentage such as 85%",
+            PERCENT_PATTERN,
+            "a percentage",
+            description="The runtime in percent of the period, instead of runtime.",
+        ),
     }
     return schema
 
 
 def _scheduler(whose: str) -> dict[str, Any]:
-    return {
-        "description": f"Scheduling of {whose}.",
-        "type": "object",
-        "additionalProperties": False,
-        "required": ["class"],
-        "x-expects": "{class: rr, priority: 10, slice: 8ms} or {class: other}",
-        "properties": {
-            "class": {
-                "description": "other (the ordinary scheduler, nice 0), batch (the same, but a "
+    return mapping(
+        "{class: rr, priority: 10, slice: 8ms} or {class: other}",
+        {
+            "class": choice(
+                "other",
+                "batch",
+                "rr",
+                "fifo",
+                description="other (the ordinary scheduler, nice 0), batch (the same, but a "
                 "thread that wakes waits for the running one's slice to end), or rr or fifo "
                 "(realtime, sched(7)); realtime threads are set to reset-on-fork.",
-                "enum": ["other", "batch", "rr", "fifo"],
-                "x-expects": "other, batch, rr or fifo",
-            },
-            "priority": {
-                "description": "Realtime priority; required with fifo and rr, not allowed "
+            ),
+            "priority": whole(
+                1,
+                MAX_PRIORITY,
+                description="Realtime priority; required with fifo and rr, not allowed "
                 "with other and batch. Equal priorities of vcpu and vhost measured best "
                 "(Abeni et al., section 3.3).",
-                "type": "integer",
-                "minimum": 1,
-                "maximum": MAX_PRIORITY,
-                "x-expects": f"a whole number from 1 to {MAX_PRIORITY}",
-            },
+            ),
             "slice": _time(
                 "How long a thread of class rr runs before its equals get their turn, 1ms to "
                 "100ms; the kernel rounds up to its tick. It has one for the whole host: the "
                 "shortest that a policy asks for. Unset leaves it alone"
             ),
         },
-    }
+        ("class",),
+        description=f"Scheduling of {whose}.",
+    )
 
 
 def _rule(description: str) -> dict[str, Any]:
-    return {"description": description, "enum": _RULES, "x-expects": _EXPECTS}
+    return choice(*_RULES, description=description)
 
 
 def _drift() -> dict[str, Any]:
@@ -224,13 +220,12 @@ SCHEMA: dict[str, Any] = {
     "additionalProperties": False,
     "x-expects": "keys such as guest: NAME",
     "properties": {
-        "guest": {
+        "guest": short_text(
+            "the guest's name, UUID or glob as text, in quotes where YAML needs them"
+        )
+        | {
             "description": "libvirt name, UUID, or glob of names (*, ?, [abc]); a literal *, ? or "
             "[ is written [*], [?], [[]. qemu:NAME means plain QEMU processes.",
-            "type": "string",
-            "minLength": 1,
-            "maxLength": 255,
-            "x-expects": "the guest's name, UUID or glob as text, in quotes where YAML needs them",
         },
         "user": {
             "description": "The user, by name or number, that runs the plain QEMU of guest: "
@@ -249,13 +244,13 @@ SCHEMA: dict[str, Any] = {
             "x-expects": " or ".join(PROFILES),
             "default": DEFAULT_PROFILE,
         },
-        "attachment": {
-            "description": "What the guest's macvtap interfaces stand on: macvtap, or our "
+        "attachment": choice(
+            "macvtap",
+            "napi-macvlan",
+            description="What the guest's macvtap interfaces stand on: macvtap, or our "
             "module's devices (napi-macvlan). A switch unplugs and plugs them in the running "
             "guest, once, and changes its persistent definition.",
-            "enum": ["macvtap", "napi-macvlan"],
-            "x-expects": "macvtap or napi-macvlan",
-        },
+        ),
         "standstill": {
             "description": "accept: carry out a plan in which a vcpu of class fifo or rr could "
             "keep other threads of a router from running for good. Only for trials: the guest can "
@@ -270,12 +265,9 @@ SCHEMA: dict[str, Any] = {
             "enum": ["auto"],
             "x-expects": "auto, or leave it out",
         },
-        "cpus": {
-            "description": "Which CPUs serve what.",
-            "type": "object",
-            "additionalProperties": False,
-            "x-expects": "keys such as vcpu: auto",
-            "properties": {
+        "cpus": mapping(
+            "keys such as vcpu: auto",
+            {
                 "irq": _cpus(
                     "CPUs that serve the interrupts of the NICs below the guest; no vcpu or "
                     "vhost thread is put there. Unset is auto: the CPUs are read from the host.",
@@ -315,14 +307,12 @@ SCHEMA: dict[str, Any] = {
                     auto=True,
                 ),
             },
-        },
+            description="Which CPUs serve what.",
+        ),
         "drift": _drift(),
-        "scheduler": {
-            "description": "Scheduling classes of the guest's threads.",
-            "type": "object",
-            "additionalProperties": False,
-            "x-expects": "keys such as vcpu: {class: rr, priority: 10, slice: 8ms}",
-            "properties": {
+        "scheduler": mapping(
+            "keys such as vcpu: {class: rr, priority: 10, slice: 8ms}",
+            {
                 "vcpu": _budget("the guest's vcpu threads"),
                 "vhost": _budget("the guest's vhost threads"),
                 "napi": _scheduler("the NAPI threads of the guest's napi_macvtap devices"),
@@ -331,55 +321,46 @@ SCHEMA: dict[str, Any] = {
                     "threads are pinned to: frames they send to other guests wait for it"
                 ),
             },
-        },
-        "irq": {
-            "description": "The interrupts of the NICs below the guest.",
-            "type": "object",
-            "additionalProperties": False,
-            "x-expects": "set: true or set: false",
-            "x-moved": {"cpus": "cpus.irq"},
-            "properties": {
+            description="Scheduling classes of the guest's threads.",
+        ),
+        "irq": mapping(
+            "set: true or set: false",
+            {
                 "set": {
+                    **FLAG,
                     "description": "true: they are moved to the CPUs that cpus.irq lists, and with "
                     "them RPS, XPS and NAPI threads of these NICs; false or unset: they stay where "
                     "they are.",
-                    "type": "boolean",
-                    "x-expects": "true or false",
                 },
             },
-        },
-        "napi": {
-            "description": "The NAPI of the guest's napi_macvtap devices: it hands frames from "
-            "other guests, broadcast and multicast to the guest.",
-            "type": "object",
-            "additionalProperties": False,
-            "x-expects": "keys such as threaded: true",
-            "properties": {
+            description="The interrupts of the NICs below the guest.",
+        )
+        | {"x-moved": {"cpus": "cpus.irq"}},
+        "napi": mapping(
+            "keys such as threaded: true",
+            {
                 "threaded": {
+                    **FLAG,
                     "description": "true: in a kernel thread of each device, which has CPUs and a "
                     "class of its own (cpus.napi, scheduler.napi); false: in the SoftIRQ of the "
                     "CPU that sent the frame.",
-                    "type": "boolean",
-                    "x-expects": "true or false",
                 }
             },
-        },
-        "queue": {
-            "description": "Lengths of the queues between host and guest.",
-            "type": "object",
-            "additionalProperties": False,
-            "x-expects": "keys such as macvtap: 500",
-            "properties": {
+            description="The NAPI of the guest's napi_macvtap devices: it hands frames from "
+            "other guests, broadcast and multicast to the guest.",
+        ),
+        "queue": mapping(
+            "keys such as macvtap: 500",
+            {
                 "macvtap": {
+                    **whole(1, MAX_QUEUE),
                     "description": "txqueuelen of the guest's macvtap and napi_macvtap devices, in "
                     "frames: the length of each of its rings. 0 would drop every frame.",
-                    "type": "integer",
-                    "minimum": 1,
-                    "maximum": MAX_QUEUE,
                     "x-expects": f"a whole number from 1 to {MAX_QUEUE}, or leave it out",
                 },
             },
-        },
+            description="Lengths of the queues between host and guest.",
+        ),
     },
 }
 

@@ -308,7 +308,8 @@ def test_refusals(configurator: Configurator, routers: list[LabGuest], tmp_path:
     missing = check(OVS)
     assert "does not run" in missing or "cannot be a bridge's port" in missing
     assert "not all online" in check(Configuration("x", Tuning.LIBVIRT_PINS, cpus="77"))
-    assert "nothing takes back" in check(Configuration("x", Tuning.COMMAND, apply=("true",)))
+    nowhere = Configuration("x", Tuning.COMMAND, apply=("true",), revert=("no-such-program",))
+    assert "no program 'no-such-program'" in check(nowhere)
     nobody = Configuration("x", Tuning.POLICY, policy="guest: nobody\n")
     assert "names any of the routers" in refusal(lambda: configurator.apply(nobody))
     bad = Configuration("x", Tuning.POLICY, policy="guest: a\n---\ngest: b\n", policy_path="p")

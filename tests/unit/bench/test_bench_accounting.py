@@ -5,8 +5,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from vsrtune.bench.measure.accounting import Counts, Effort, account
-from vsrtune.bench.measure.threads import Usage, Used, effort, parse_migrations, parse_switches
-from vsrtune.bench.spec.model import Latency, Load, Trial
+from vsrtune.bench.measure.counters import MIGRATIONS, SWITCHES, Usage, Used, effort, total
+from vsrtune.bench.measure.tester import longest
+from vsrtune.bench.spec.model import Latency, Limits, Load, Trial
 from vsrtune.bench.traffic.pktgen import Sent
 from vsrtune.model.guest import ThreadKey
 
@@ -71,6 +72,13 @@ def test_a_burst_is_judged_by_its_frames() -> None:
     assert short.notes == ("the generator sent 3000 of 4000 frames",)
 
 
+def test_a_slow_burst_ends_at_the_limit() -> None:
+    burst = Load({"vr1": 1000.0}, 20.0, frames=20_000)
+    assert longest(burst, Limits(seconds=100.0)) == 40.0
+    assert longest(burst, Limits(seconds=30.0)) == 30.0
+    assert longest(LOAD, Limits()) == 2.0
+
+
 def test_probes_are_frames_too() -> None:
     probes = Latency(100, 3, 0.001, 0.002, 0.003)
     after = Counts({("vr1/forth", 0): 2100, ("vr2/forth", 0): 1000}, lost(5, 6, 7, 11))
@@ -112,11 +120,8 @@ def test_threads_are_compared_with_themselves() -> None:
 
 
 def test_parsers() -> None:
-    assert (
-        parse_switches("Name:\tx\nvoluntary_ctxt_switches:\t12\nnonvoluntary_ctxt_switches:\t3\n")
-        == 15
-    )
-    assert (
-        parse_migrations("se.vruntime : 1.0\nse.nr_migrations   :    42\nnr_switches : 1\n") == 42
-    )
-    assert parse_migrations("") == 0
+    status = "Name:\tx\nvoluntary_ctxt_switches:\t12\nnonvoluntary_ctxt_switches:\t3\n"
+    assert total(SWITCHES, status) == 15
+    sched = "se.vruntime : 1.0\nse.nr_migrations   :    42\nnr_switches : 1\n"
+    assert total(MIGRATIONS, sched) == 42
+    assert total(MIGRATIONS, None) == 0

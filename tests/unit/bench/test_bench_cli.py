@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import bench_samples as samples
 import pytest
 
 from vsrtune.bench.cli import read_spec, short_spec
-from vsrtune.bench.report.files import outcome_from_json, outcome_to_json
+from vsrtune.bench.report.files import outcome_to_json
 from vsrtune.bench.spec.model import Tuning
 from vsrtune.cli import main
 from vsrtune.core.errors import VsrtuneError
@@ -143,9 +142,3 @@ def test_comparing_needs_two_files(tmp_path: Path, capsys: pytest.CaptureFixture
     path.write_text(SPEC)
     assert main.run(["bench", "compare", str(path)]) == 2
     assert "two files" in capsys.readouterr().err
-
-
-def test_json_holds_the_whole_result(result: Path) -> None:
-    text = result.read_text()
-    assert outcome_from_json(text, str(result)) == samples.outcome("compare")
-    assert json.loads(text)["seed"] == 7

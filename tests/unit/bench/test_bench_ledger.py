@@ -1,4 +1,4 @@
-"""The ledger survives kills, and its guard puts back what is pending."""
+"""The guard of a ledger puts back what is pending, however the bench ended."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,76 +17,6 @@ from vsrtune.core.errors import VsrtuneError
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
     return tmp_path / "bench" / "ledger.jsonl"
-
-
-def test_what_is_not_done_is_pending_after_a_restart(path: Path) -> None:
-    with BenchLedger.open(path) as ledger:
-        first = ledger.add("a", {"n": 1})
-        second = ledger.add("b", {"n": 2})
-        ledger.done(first)
-    with BenchLedger.open(path) as ledger:
-        assert [(e.id, e.kind, e.data) for e in ledger.pending()] == [(second, "b", {"n": 2})]
-        assert ledger.add("c", {}) > second
-
-
-def test_a_torn_last_line_is_cut_off(path: Path) -> None:
-    with BenchLedger.open(path) as ledger:
-        ledger.add("a", {})
-    with path.open("ab") as file:
-        file.write(b'{"add": 2, "ki')
-    with BenchLedger.open(path) as ledger:
-        ledger.add("b", {})
-    with BenchLedger.open(path) as ledger:
-        assert [e.kind for e in ledger.pending()] == ["a", "b"]
-
-
-def test_every_prefix_of_the_file_can_be_read(path: Path) -> None:
-    with BenchLedger.open(path) as ledger:
-        ledger.done(ledger.add("a", {"x": "ü"}))
-        ledger.add("b", {})
-    whole = path.read_bytes()
-    for size in range(len(whole) + 1):
-        path.write_bytes(whole[:size])
-        with BenchLedger.open(path) as ledger:
-            assert len(ledger.pending()) <= 1
-
-
-def test_a_bad_line_in_the_middle_is_an_error(path: Path) -> None:
-    path.parent.mkdir()
-    path.write_text('nonsense\n{"done": 1}\n')
-    with pytest.raises(VsrtuneError, match=r"ledger\.jsonl: line 1 is corrupt"):
-        BenchLedger.open(path)
-    # The failed attempt holds no lock.
-    path.unlink()
-    BenchLedger.open(path, wait=0).close()
-
-
-def test_one_bench_at_a_time(path: Path) -> None:
-    with BenchLedger.open(path), pytest.raises(VsrtuneError, match="another bench is running"):
-        BenchLedger.open(path, wait=0.2)
-    BenchLedger.open(path, wait=0).close()
-
-
-def test_resolving_goes_backwards_and_a_failure_hides_nothing(path: Path) -> None:
-    seen: list[Any] = []
-
-    def good(data: dict[str, Any]) -> None:
-        seen.append(data["n"])
-
-    def bad(data: dict[str, Any]) -> None:
-        raise VsrtuneError("the guest holds on to it", where="vr1")
-
-    with BenchLedger.open(path) as ledger:
-        for n, kind in enumerate(("good", "bad", "unknown", "good")):
-            ledger.add(kind, {"n": n})
-        failures = ledger.resolve({"good": good, "bad": bad})
-        assert seen == [3, 0]
-        assert [str(f) for f in failures] == [
-            "unknown: nothing in this version knows how to undo it",
-            "bad: vr1: the guest holds on to it",
-        ]
-    with BenchLedger.open(path) as ledger:
-        assert [e.kind for e in ledger.pending()] == ["bad", "unknown"]
 
 
 BENCH = """

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vsrtune.bench.methods.search import Ask, Bounds, BoundsSearch
+from vsrtune.bench.methods.rate_search import Answer, Ask, Bounds, search
+from vsrtune.bench.spec.model import Load, Trial
 
-# Whether the value passed, the value that was reached, and a guess.
-Answer = tuple[bool, float, float | None]
 Router = Callable[[Ask], Answer]
 
 
-def drive(search: BoundsSearch, router: Router) -> tuple[Bounds, list[Ask]]:
+def drive(
+    low: int, high: int, precision: float, router: Router, *, coarse: bool = True
+) -> tuple[Bounds, list[Ask]]:
     asked: list[Ask] = []
-    while (ask := search.next()) is not None:
+
+    def attempt(ask: Ask) -> Generator[Load, Trial, Answer]:
         asked.append(ask)
-        search.note(*router(ask))
-    return search.bounds, asked
+        yield from ()
+        return router(ask)
+
+    with pytest.raises(StopIteration) as end:
+        next(search(low, high, precision, attempt, coarse=coarse))
+    return end.value.value, asked
 
 
 def edge(at: float, *, collapse: float = 1.0, most: float = 1e12) -> Router:
@@ -30,7 +36,7 @@ def edge(at: float, *, collapse: float = 1.0, most: float = 1e12) -> Router:
 
     def answer(ask: Ask) -> Answer:
         sent = min(float(ask.value), most)
-        return sent <= at, sent, None if sent <= at else at * collapse
+        return sent <= at, sent, at * collapse
 
     return answer
 
@@ -43,9 +49,7 @@ def test_the_edge_is_between_the_bounds(
     low: int, more: int, at: float, precision: float, collapse: float, coarse: bool
 ) -> None:
     high = low + more
-    found, asked = drive(
-        BoundsSearch(low, high, precision, coarse=coarse), edge(at, collapse=collapse)
-    )
+    found, asked = drive(low, high, precision, edge(at, collapse=collapse), coarse=coarse)
     assert all(low <= ask.value <= high for ask in asked)
     assert len(asked) <= 70
     if at >= high:
@@ -63,24 +67,24 @@ def test_the_edge_is_between_the_bounds(
 
 
 def test_a_typical_search_is_short() -> None:
-    found, asked = drive(BoundsSearch(1, 200_000, 0.05), edge(23_456))
+    found, asked = drive(1, 200_000, 0.05, edge(23_456))
     assert found.lower is not None and 23_456 / 1.05 <= found.lower <= 23_456
     assert sum(ask.short for ask in asked) <= 6
     assert sum(not ask.short for ask in asked) <= 4
 
 
 def test_a_router_that_collapses_in_overload() -> None:
-    found, asked = drive(BoundsSearch(1, 200_000, 0.05), edge(23_456, collapse=0.01))
+    found, asked = drive(1, 200_000, 0.05, edge(23_456, collapse=0.01))
     assert found.lower is not None and 23_456 / 1.05 <= found.lower <= 23_456
     assert len(asked) <= 20
 
 
 def test_a_generator_that_falls_short_is_told_from_loss() -> None:
-    found, _ = drive(BoundsSearch(1, 200_000, 0.05), edge(80_000, most=50_000.0))
+    found, _ = drive(1, 200_000, 0.05, edge(80_000, most=50_000.0))
     assert found.by_generator
     assert found.lower == 50_000.0
     assert found.upper is not None and found.upper <= 52_500
-    found, _ = drive(BoundsSearch(1, 200_000, 0.05), edge(40_000, most=50_000.0))
+    found, _ = drive(1, 200_000, 0.05, edge(40_000, most=50_000.0))
     assert not found.by_generator
     assert found.lower is not None and 38_000 <= found.lower <= 40_000
 
@@ -96,6 +100,12 @@ def test_short_trials_may_lie(seed: int) -> None:
             return truth(ask)
         return source.random() < 0.5, ask.value, source.uniform(1, 200_000)
 
-    found, _ = drive(BoundsSearch(1, 200_000, 0.05), liar)
+    found, _ = drive(1, 200_000, 0.05, liar)
     assert found.lower is not None and found.upper is not None
     assert found.lower <= 23_456 < found.upper <= found.lower * 1.05
+
+
+def test_a_generator_that_does_not_reach_the_lowest_value_is_not_asked_for_less() -> None:
+    found, asked = drive(772_506, 46_810_205, 0.5, edge(1e9, most=10_551.0))
+    assert (found.lower, found.by_generator) == (10_551.0, True)
+    assert {ask.value for ask in asked} == {46_810_205}

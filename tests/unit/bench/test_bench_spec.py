@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from vsrtune.bench.spec import model
-from vsrtune.bench.spec.parser import load_text, with_policy
-from vsrtune.bench.spec.schema import KINDS, schema
+from vsrtune.bench.spec.keys import KINDS
+from vsrtune.bench.spec.parser import load_text, schema, with_policy
 from vsrtune.core.errors import PolicyError
 from vsrtune.policy.model import PolicyErrors
 

@@ -146,8 +146,7 @@ def test_nine_pairs_suffice_for_twelve_tests() -> None:
 
 
 def test_spread() -> None:
-    found = spread([3, 1, 2, 10])
-    assert (found.median, found.low, found.high, found.count) == (2.5, 1.0, 10.0, 4)
+    assert spread([3, 1, 2, 10]) == {"median": 2.5, "low": 1.0, "high": 10.0, "count": 4}
     with pytest.raises(ValueError):
         spread([])
 

@@ -21,11 +21,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from vsrtune.bench.children import AgentProcess
 from vsrtune.bench.cleanup.ledger import BenchLedger
 from vsrtune.bench.setup import attachments, scaling
 from vsrtune.bench.setup.commands import run
 from vsrtune.bench.traffic import pktgen
-from vsrtune.bench.traffic.remote import AgentProcess
 from vsrtune.core.errors import VsrtuneError, WriteError
 from vsrtune.execute import executor
 from vsrtune.execute.executor import Result

@@ -1,23 +1,34 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The kernel's counters of lost frames, on the host of the routers."""
+"""The kernel's counters on the host of the routers: lost frames; CPU time, switches and migrations
+of the threads that move frames, by role."""
 
 from __future__ import annotations
 
+import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 
 import psutil
 
-from vsrtune.bench.measure.accounting import Losses
+from vsrtune.bench.measure.accounting import Effort, Losses
 from vsrtune.bench.spec.model import Router
 from vsrtune.cli.options import running_guest
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.filesystem import HostRoot, text_of
 from vsrtune.host.netdev import CLASS, NetReader, parse_softnet
-from vsrtune.model.guest import Guest
+from vsrtune.host.procfs import cpu_ns, parse_stat
+from vsrtune.model.guest import DATA_PLANE, Guest, Role, ThreadKey
 from vsrtune.model.snapshot import Snapshot
 
 # The counter files of frames that are lost, by kind of loss.
 Places = Mapping[str, Collection[str]]
+
+_ROLES = (*DATA_PLANE, Role.EMULATOR)
+# Voluntary and other context switches in /proc/TID/status, migrations in /proc/TID/sched, which
+# needs CONFIG_SCHED_DEBUG.
+SWITCHES = re.compile(r"^(?:non)?voluntary_ctxt_switches:\s*(\d+)", re.MULTILINE)
+MIGRATIONS = re.compile(r"^se\.nr_migrations\s*:\s*(\d+)", re.MULTILINE)
 
 
 def guests_of(router: Router, snapshot: Snapshot) -> tuple[Guest, ...]:
@@ -89,3 +100,79 @@ def _number(root: HostRoot, path: str) -> int:
             where=path,
             hint="the device went away during the trial",
         ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Used:
+    """The use of one thread so far. ``cpu`` is in seconds."""
+
+    role: str
+    cpu: float
+    switches: int
+    migrations: int
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """The use of all threads so far. ``softirq`` and ``idle`` are those of the whole host, in
+    seconds, summed over ``cpus`` CPUs."""
+
+    threads: Mapping[ThreadKey, Used]
+    softirq: float
+    idle: float
+    cpus: int
+
+
+def roles(snapshot: Snapshot, guests: Iterable[Guest]) -> dict[ThreadKey, str]:
+    """The threads that count: those of the guests, and the host's ksoftirqd."""
+    threads = [t for guest in guests for t in guest.threads]
+    found = {t.key: t.role.value if t.role in _ROLES else "other" for t in threads}
+    found.update((t.key, "ksoftirqd") for t in snapshot.host.softirq)
+    return found
+
+
+def read_usage(root: HostRoot, threads: Mapping[ThreadKey, str]) -> Usage:
+    """The use of ``threads`` so far. Threads that are gone are left out."""
+    found = {key: _used(root, key, role) for key, role in threads.items()}
+    used = {key: one for key, one in found.items() if one is not None}
+    times = psutil.cpu_times()
+    return Usage(used, times.softirq, times.idle + times.iowait, psutil.cpu_count() or 1)
+
+
+def effort(before: Usage, after: Usage, beyond: float) -> Effort:
+    """The use between ``before`` and ``after``, by role. ``beyond`` is the time before and after
+    the traffic, in seconds, in which the CPUs idled."""
+    seconds: dict[str, float] = {}
+    switches, migrations = Counter[str](), Counter[str]()
+    both = before.threads.keys() & after.threads.keys()
+    for key in both:
+        (old, new) = (before.threads[key], after.threads[key])
+        seconds[new.role] = seconds.get(new.role, 0.0) + new.cpu - old.cpu
+        switches[new.role] += new.switches - old.switches
+        migrations[new.role] += new.migrations - old.migrations
+    seconds["softirq"] = after.softirq - before.softirq
+    seconds["idle"] = max(0.0, after.idle - before.idle - max(0.0, beyond) * after.cpus)
+    return Effort(
+        cpu_seconds={role: round(seconds[role], 6) for role in sorted(seconds)},
+        switches={role: switches[role] for role in sorted(switches)},
+        migrations={role: migrations[role] for role in sorted(migrations)},
+        missing=len(before.threads.keys() | after.threads.keys()) - len(both),
+    )
+
+
+def total(counters: re.Pattern[str], text: str | None) -> int:
+    """The sum of counters in a file of /proc; 0 where the kernel does not tell."""
+    return sum(map(int, counters.findall(text or "")))
+
+
+def _used(root: HostRoot, key: ThreadKey, role: str) -> Used | None:
+    base = f"/proc/{key.pid}/task/{key.tid}"
+    try:
+        stat = parse_stat(root.read(f"{base}/stat"))
+        if stat.start_time != key.start_time:
+            return None
+        switches = total(SWITCHES, root.read(f"{base}/status"))
+        seconds = cpu_ns(root, base, stat) / 1e9
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return Used(role, seconds, switches, total(MIGRATIONS, text_of(root, f"{base}/sched")))

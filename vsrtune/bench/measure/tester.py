@@ -10,15 +10,15 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from typing import Any, Self
 
+from vsrtune.bench.children import ANSWER_SECONDS, AgentProcess
 from vsrtune.bench.cleanup import cleaners
 from vsrtune.bench.cleanup.ledger import BenchLedger
-from vsrtune.bench.measure import counters, threads
+from vsrtune.bench.measure import counters
 from vsrtune.bench.measure.accounting import Counts, account
-from vsrtune.bench.spec.model import Endpoint, Latency, Load, Place, Spec, Trial
+from vsrtune.bench.spec.model import Endpoint, Latency, Limits, Load, Place, Spec, Trial
 from vsrtune.bench.spec.streams import Stream, counted, streams
 from vsrtune.bench.traffic.pktgen import Sent
 from vsrtune.bench.traffic.probe import latency
-from vsrtune.bench.traffic.remote import ANSWER_SECONDS, AgentProcess
 from vsrtune.core.closing import Closing
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.host.filesystem import LiveRoot, boot_id
@@ -57,8 +57,8 @@ class Tester(Closing):
         self._root = LiveRoot()
         # One for each namespace, because a namespace has one packet generator.
         self._agents: dict[Place, AgentProcess] = {}
-        self._boots: dict[Place, str] = {}
-        self._described: dict[Place, dict[str, dict[str, str]]] = {}
+        # Their answers to `open`: the boot id, and the devices with their settings.
+        self._opened: dict[Place, dict[str, Any]] = {}
         self._entries: list[int] = []
 
     def __enter__(self) -> Self:
@@ -80,7 +80,7 @@ class Tester(Closing):
     def devices(self) -> dict[str, dict[str, str]]:
         """The driver and settings of the two devices."""
         ends = (self._spec.left, self._spec.right)
-        return {str(end): self._described[end.place][end.device] for end in ends}
+        return {str(end): self._opened[end.place]["devices"][end.device] for end in ends}
 
     def ready(self, router: str, seconds: float = 1.0) -> bool:
         """Whether probe frames pass through the router, in both directions when it has
@@ -97,7 +97,7 @@ class Tester(Closing):
         if found.back is not None:
             ways.append((found.back, self._spec.right, self._spec.left))
         for leg, source, target in ways:
-            run = _run_number()
+            run = random.getrandbits(32)
             self._agents[source.place].call(
                 "probe", device=source.device, legs=[asdict(leg)], run=run,
                 count=count, rate=100.0, flows=flows, timeout=count / 100.0 + ANSWER_SECONDS,
@@ -115,10 +115,9 @@ class Tester(Closing):
     def trial(self, load: Load, configuration_name: str) -> Trial:
         """Warm up, send the load, wait until no frame is under way, and account for it.
 
-        Raises VsrtuneError when the load exceeds the limits of the spec, or the
-        generator or a counter failed.
+        Raises VsrtuneError when the generator or a counter failed.
         """
-        seconds = self._bounded(load)
+        seconds = longest(load, self._spec.limits)
         snapshot = self._observe()
         guests = [g for r in self._spec.routers for g in counters.guests_of(r, snapshot)]
         where = counters.places(self._root, snapshot, self._spec.routers)
@@ -126,14 +125,14 @@ class Tester(Closing):
             warm = Load(load.pps, self._spec.warmup, size=load.size)
             self._send(streams(self._spec, warm), self._spec.warmup, None)
         before = self._settled(where)
-        known = threads.roles(snapshot, guests)
-        used = threads.read_usage(self._root, known)
+        known = counters.roles(snapshot, guests)
+        used = counters.read_usage(self._root, known)
         began = time.monotonic()
         probes = self._probes(load, seconds) if load.latency else None
         (sent, times) = self._send(streams(self._spec, load), seconds, probes)
         spent = time.monotonic() - began
         took = max((stream.seconds for stream in sent), default=0.0)
-        effort = threads.effort(used, threads.read_usage(self._root, known), spent - took)
+        effort = counters.effort(used, counters.read_usage(self._root, known), spent - took)
         after = self._settled(where)
         return account(
             configuration_name,
@@ -148,42 +147,23 @@ class Tester(Closing):
 
     def _start(self) -> None:
         left, right = self._spec.left, self._spec.right
-        devices: dict[Place, set[str]] = {left.place: {left.device}}
-        devices.setdefault(right.place, set()).add(right.device)
+        ends = (left, right)
+        devices = {
+            end.place: sorted({e.device for e in ends if e.place == end.place}) for end in ends
+        }
         for (host, namespace), names in devices.items():
             agent = self._agents[host, namespace] = AgentProcess(host)
             if host is None:
-                entry = cleaners.note_agent(self._ledger, agent.pid, namespace, sorted(names))
+                entry = cleaners.note_agent(self._ledger, agent.pid, namespace, names)
                 self._entries.append(entry)
         for place, agent in self._agents.items():
-            answer = agent.call("open", namespace=place[1], names=sorted(devices[place]))
-            self._boots[place] = answer["boot"]
-            self._described[place] = answer["devices"]
+            self._opened[place] = agent.call("open", namespace=place[1], names=devices[place])
         each = counted(self._spec)
         wanted: dict[Place, dict[str, list[dict[str, Any]]]] = {place: {} for place in devices}
         for end, here in ((left, each["back"]), (right, each["forth"])):
             wanted[end.place].setdefault(end.device, []).extend(asdict(one) for one in here)
         for place, agent in self._agents.items():
             agent.call("sink", counted=wanted[place])
-
-    def _bounded(self, load: Load) -> float:
-        """The seconds after which the generator is stopped. Raises VsrtuneError for a
-        load beyond the limits."""
-        limits = self._spec.limits
-        if load.total > limits.pps:
-            raise VsrtuneError(
-                f"{load.total:.0f} frames per second exceed the limit of {limits.pps}",
-                hint="raise `limits: pps` if that is meant",
-            )
-        seconds = load.seconds
-        if load.frames is not None:
-            seconds = load.frames / load.total * BURST_SLACK if load.total > 0 else 0.0
-        if seconds > limits.seconds:
-            raise VsrtuneError(
-                f"a trial of {seconds:g} s exceeds the limit of {limits.seconds:g} s",
-                hint="raise `limits: seconds` if that is meant",
-            )
-        return seconds
 
     def _send(
         self, every: Sequence[Stream], seconds: float, probes: dict[str, Any] | None
@@ -221,8 +201,8 @@ class Tester(Closing):
             answer = agent.call("counters")
             lost["refused"] += answer["refused"]
             # Count the backlogs of every kernel once, however many namespaces take part.
-            if self._boots[place] not in boots:
-                boots.add(self._boots[place])
+            if self._opened[place]["boot"] not in boots:
+                boots.add(self._opened[place]["boot"])
                 lost["backlog"] += answer["backlog"]
             for key, flow, count in answer["counted"]:
                 frames[key, flow] += count
@@ -242,7 +222,7 @@ class Tester(Closing):
 
     def _probes(self, load: Load, seconds: float) -> dict[str, Any]:
         (left, right) = (self._spec.left, self._spec.right)
-        if self._boots[left.place] != self._boots[right.place]:
+        if self._opened[left.place]["boot"] != self._opened[right.place]["boot"]:
             raise VsrtuneError(
                 "one-way latency needs both ends on one machine, for one clock",
                 hint="leave out `latency`",
@@ -254,7 +234,7 @@ class Tester(Closing):
         return {
             "device": left.device,
             "legs": legs,
-            "run": _run_number(),
+            "run": random.getrandbits(32),
             "rate": rate,
             "count": max(1, int(rate * seconds)),
         }
@@ -267,5 +247,8 @@ class Tester(Closing):
         return latency(sent, dict(came))
 
 
-def _run_number() -> int:
-    return random.getrandbits(32)
+def longest(load: Load, limits: Limits) -> float:
+    """The seconds after which the generator is stopped."""
+    if load.frames is None:
+        return load.seconds
+    return min(load.frames / load.total * BURST_SLACK, limits.seconds)

@@ -10,8 +10,8 @@ or "frames" of bursts); points: one for each load with offered (None for a searc
 (of frames, where it is the load's own) and
 configurations: one for each, in their order, with
 
-    name, values (by round), median, low, high (the least and greatest), loss and sent_pps
-    (medians, None for a search), generator_limited, ratio (None for the baseline): median,
+    name, values (by round) and their spread, loss and sent_pps (medians, None for a search),
+    generator_limited, ratio (None for the baseline): median,
     low, high (of the interval, None when there is none), pairs, p (signed-rank test),
     verdict ("higher", "lower", "none", "too few pairs"), text (a sentence);
 
@@ -27,6 +27,7 @@ however many loads it has.
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Sequence
+from dataclasses import asdict
 from statistics import median
 from typing import Any
 
@@ -73,20 +74,18 @@ def _loads(
         for index in turn.configurations:
             for at in turn.loads:
                 made[at][index].append((yield index, loads[at]))
-    values = [[[t.pps for t in trials] for trials in at] for at in made]
-    summary = _summary(spec, names, values, seed)
-    for load, found, by_name in zip(loads, summary["points"], made, strict=True):
-        found["offered"] = load.total
-        if load.size is not None:
-            found["size"] = load.size
-        for one, trials in zip(found["configurations"], by_name, strict=True):
-            one["loss"] = median(t.loss for t in trials)
-            one["sent_pps"] = median(t.sent_pps for t in trials)
-            one["generator_limited"] = generator_limited(trials)
-    summary["notes"] += _short_notes(summary["points"])
+    points: list[dict[str, Any]] = []
+    for load, by_name in zip(loads, made, strict=True):
+        size = {} if load.size is None else {"size": load.size}
+        each = zip(names, by_name, strict=True)
+        found = [_measured(name, [t.pps for t in trials], trials) for name, trials in each]
+        points.append({"offered": load.total, **size, "configurations": found})
+    summary = _summary(spec, names, points, seed)
+    summary["notes"] += _short_notes(points)
     if len(loads) > 1 and len({load.size for load in loads}) == 1:
         summary["kept"] = {
-            name: _kept([at[index] for at in values]) for index, name in enumerate(names)
+            name: _kept([p["configurations"][index]["values"] for p in points])
+            for index, name in enumerate(names)
         }
     return summary
 
@@ -106,7 +105,22 @@ def _searches(
             found = yield from tagged(index, methods.start(spec, seed))
             answer = found["mean"] if spec.method.kind == "back-to-back" else found["lower"]
             values[index].append(float(answer or 0.0))
-    return _summary(spec, names, [values], seed)
+    answers = [_measured(name, found) for name, found in zip(names, values, strict=True)]
+    return _summary(spec, names, [{"offered": None, "configurations": answers}], seed)
+
+
+def _measured(name: str, values: list[float], trials: Sequence[Trial] = ()) -> dict[str, Any]:
+    """What was measured in one configuration, ``values`` by round. A search has no trials that
+    count."""
+    return {
+        "name": name,
+        "values": values,
+        **stats.spread(values),
+        "loss": median(t.loss for t in trials) if trials else None,
+        "sent_pps": median(t.sent_pps for t in trials) if trials else None,
+        "generator_limited": generator_limited(trials),
+        "ratio": None,
+    }
 
 
 def tagged(index: int, method: MethodRun) -> CompareRun:
@@ -121,38 +135,19 @@ def tagged(index: int, method: MethodRun) -> CompareRun:
 
 
 def _summary(
-    spec: Spec, names: Sequence[str], values: Sequence[Sequence[Sequence[float]]], seed: int
+    spec: Spec, names: Sequence[str], points: list[dict[str, Any]], seed: int
 ) -> dict[str, Any]:
-    """The summary of ``values`` by load point, then by configuration, then by round."""
-    pairs = len(values[0][0])
+    """The summary of ``points``, whose ratios are still to be judged."""
+    measured = [[one["values"] for one in point["configurations"]] for point in points]
+    pairs = len(measured[0][0])
     what = "frames" if spec.method.kind == "back-to-back" else "pps"
-    points: list[dict[str, Any]] = [
-        {
-            "offered": None,
-            "configurations": [
-                {
-                    "name": name,
-                    "values": list(measured),
-                    "median": median(measured),
-                    "low": min(measured),
-                    "high": max(measured),
-                    "loss": None,
-                    "sent_pps": None,
-                    "generator_limited": False,
-                    "ratio": None,
-                }
-                for name, measured in zip(names, at, strict=True)
-            ],
-        }
-        for at in values
-    ]
     # Every later configuration is a comparison of its own with the baseline.
     for index, name in enumerate(names[1:], 1):
-        ratios = [stats.paired_ratio(at[index], at[0]) for at in values]
+        ratios = [stats.paired_ratio(values[index], values[0]) for values in measured]
         claimed = stats.holm([ratio.p for ratio in ratios])
-        for found, ratio, claim in zip(points, ratios, claimed, strict=True):
+        for point, ratio, claim in zip(points, ratios, claimed, strict=True):
             told = verdict(ratio, claim, name, names[0], what)
-            found["configurations"][index]["ratio"] = told
+            point["configurations"][index]["ratio"] = told
     return {
         "kind": "compare",
         "method": spec.method.kind,
@@ -188,15 +183,8 @@ def verdict(ratio: stats.Ratio, claimed: bool, name: str, base: str, what: str) 
     else:
         word = "higher" if ratio.low > 1.0 else "lower"
         text = f"{name}: {word} {what} than {base} (ratio {values})"
-    return {
-        "median": ratio.median,
-        "low": ratio.low if ratio.bounded else None,
-        "high": ratio.high if ratio.bounded else None,
-        "pairs": ratio.pairs,
-        "p": ratio.p,
-        "verdict": word,
-        "text": text,
-    }
+    unknown = {} if ratio.bounded else {"low": None, "high": None}
+    return {**asdict(ratio), **unknown, "verdict": word, "text": text}
 
 
 def _notes(pairs: int, points: int) -> list[str]:

@@ -33,11 +33,10 @@ from vsrtune.bench.methods.schedule import (
     each_in_turn,
     even_load,
     generator_limited,
-    spread_of,
 )
 from vsrtune.bench.spec.checks import fair_loads
 from vsrtune.bench.spec.model import Load, Spec, Trial
-from vsrtune.core.stats import jain, linear_fit
+from vsrtune.core.stats import jain, linear_fit, spread
 
 SEARCHES = ("ndr", "pdr", "back-to-back")
 
@@ -114,10 +113,9 @@ def _unit(spec: Spec) -> str:
 def _fair_point(spec: Spec, trials: Sequence[Trial]) -> dict[str, Any]:
     """The point of the trials of one load, without its rate."""
     units = [_units(spec, trial) for trial in trials]
-    names = list(dict.fromkeys(name for found in units for name in found))
     shares: list[dict[str, Any]] = []
-    for name in names:
-        pairs = [found.get(name, (0.0, 0.0)) for found in units]
+    for name in units[0]:
+        pairs = [found[name] for found in units]
         seconds = [max(trial.seconds, 1e-9) for trial in trials]
         shares.append(
             {
@@ -130,12 +128,12 @@ def _fair_point(spec: Spec, trials: Sequence[Trial]) -> dict[str, Any]:
     parts = [share["share"] for share in shares]
     return {
         "offered": trials[0].load.total,
-        "pps": spread_of(t.pps for t in trials),
-        "loss": spread_of(t.loss for t in trials),
+        "pps": spread([t.pps for t in trials]),
+        "loss": spread([t.loss for t in trials]),
         "generator_limited": generator_limited(trials),
         "shares": shares,
-        "jain": spread_of(jain([_share(pair) for pair in one.values()] or [0.0]) for one in units),
-        "least_to_most": min(parts) / max(parts) if parts and max(parts) > 0 else None,
+        "jain": spread([jain([_share(pair) for pair in one.values()]) for one in units]),
+        "least_to_most": min(parts) / max(parts) if max(parts) > 0 else None,
     }
 
 
@@ -170,13 +168,13 @@ def _soak(spec: Spec) -> MethodRun:
         made.append((yield load))  # noqa: PERF401 (a generator asks)
     rates = [t.pps for t in made]
     worst = min(range(len(made)), key=lambda i: rates[i])
-    pps = spread_of(rates)
+    pps = spread(rates)
     summary: dict[str, Any] = {
         "kind": "soak",
         "rate": load.total,
         "trials": len(made),
         "pps": pps,
-        "loss": spread_of(t.loss for t in made),
+        "loss": spread([t.loss for t in made]),
         "sent": sum(t.sent for t in made),
         "forwarded": sum(t.forwarded for t in made),
         "lossy_trials": sum(t.forwarded < t.sent for t in made),

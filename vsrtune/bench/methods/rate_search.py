@@ -14,20 +14,128 @@ back-to-back summary: rate, bursts (frames of each repetition's longest burst wi
 search's highest), drain_pps (forwarded under the rate held for a trial), buffer_seconds
 (mean / rate) and corrected_buffer_seconds (without the frames that left the router while the
 burst came, RFC 9004 section 5.4, with drain_pps as the measured throughput).
+
+The search keeps two bounds: ``lower`` has passed, ``upper`` has failed. The first guess is the
+highest value, because the frames forwarded under overload give a good second guess. Then the
+bounds move apart in growing steps until one has passed and one has failed, and are halved on
+a logarithmic scale, because the precision is a share. As in MLRsearch there are two passes: a
+coarse one of short trials finds the region, and a fine one of full trials takes only its first
+guesses from it, so that the answer rests on full trials alone.
+
+The search assumes that every value greater than a failing one fails. A router that passes
+again above (its load may make it poll) is described by the lowest such edge found.
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from collections.abc import Callable, Generator
+from dataclasses import asdict, dataclass, replace
+from math import floor
 from statistics import fmean
 from typing import Any
 
-from vsrtune.bench.methods.schedule import MethodRun, even_load, spread_of
-from vsrtune.bench.methods.search import Ask, BoundsSearch
-from vsrtune.bench.spec.model import Spec, Trial
+from vsrtune.bench.methods.schedule import MethodRun, even_load
+from vsrtune.bench.spec.model import Latency, Load, Spec, Trial
+from vsrtune.core.stats import spread
 
 SHORTEST = 0.5
 LATENCY_SHARES = (0.1, 0.5, 0.9)
+# Width by which an open side is widened; a fine pass after a coarse one uses the precision.
+COARSE_WIDTH = 1.0
+# How often the part of a failing value that got through is the next guess.
+GUESSES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Try ``value``; ``short`` allows a shorter and single trial."""
+
+    value: int
+    short: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """``lower`` passed, None when even the lowest value failed; ``upper`` failed, None
+    when the highest passed. ``by_generator``: the generator did not reach the upper bound, so
+    nothing is known about the router there."""
+
+    lower: float | None
+    upper: float | None
+    by_generator: bool = False
+
+
+# Whether the value passed; the value really tried, less than asked for when the generator fell
+# short; and a value that might pass where this did not.
+Answer = tuple[bool, float, float]
+# Tries a value with as many trials as that takes.
+Attempt = Callable[[Ask], Generator[Load, Trial, Answer]]
+
+
+def search(
+    low: int, high: int, precision: float, attempt: Attempt, *, coarse: bool = True
+) -> Generator[Load, Trial, Bounds]:
+    """Search the highest value from ``low`` to ``high`` that passes, until the bounds are
+    ``precision`` (a share) apart or neighbours. ``coarse`` makes the coarse pass first. No value
+    outside the bounds is ever tried."""
+    guesses, width = [float(high)], COARSE_WIDTH
+    for short in (True, False) if coarse else (False,):
+        goal = min(0.5, 2 * precision) if short else precision
+        bounds = yield from _pass(max(1, low), high, goal, guesses, width, attempt, short)
+        guesses = [bound for bound in (bounds.lower, bounds.upper) if bound is not None]
+        width = precision
+    return bounds
+
+
+def _pass(
+    low: int,
+    high: int,
+    precision: float,
+    guesses: list[float],
+    width: float,
+    attempt: Attempt,
+    short: bool,
+) -> Generator[Load, Trial, Bounds]:
+    """One pass, of which nothing is known but ``guesses``; ``width`` widens an open side."""
+    bounds, more, stride = Bounds(None, None), GUESSES, precision
+    while True:
+        lower, upper = bounds.lower, bounds.upper
+        # What the bounds leave open; a slow generator may not even have reached ``low``.
+        least = low if lower is None else max(low, floor(lower) + 1)
+        most = high if upper is None else int(upper) - 1
+        guesses = [guess for guess in guesses if least <= round(guess) <= most]
+        guessed = bool(guesses)
+        if guesses:
+            value = round(guesses.pop(0))
+        elif lower is None or upper is None:
+            # An open side: each step is twice as wide as the one before.
+            step, width = 1.0 + width, 2.0 * width
+            if lower is not None:
+                value = min(high, max(least, round(lower * step)))
+            else:
+                assert upper is not None, "the first guess sets a bound"
+                value = max(low, min(most, round(upper / step)))
+        elif upper <= lower * (1.0 + precision):
+            return bounds
+        else:
+            value = round((lower * upper) ** 0.5)
+        if not least <= value <= most:
+            return bounds
+        passed, reached, guess = yield from attempt(Ask(value, short))
+        if not passed:
+            bounds = replace(bounds, upper=value, by_generator=False)
+            if more > 0:
+                more -= 1
+                guesses.append(guess)
+            continue
+        if lower is None or reached > lower:
+            bounds = replace(bounds, lower=min(float(value), reached))
+        if reached < value:
+            bounds = replace(bounds, upper=value, by_generator=True)
+        elif guessed:
+            # The edge is likely just above a good guess, so bound it from there.
+            guesses.append(value * (1.0 + stride))
+            stride *= 2.0
 
 
 def _short(spec: Spec) -> float:
@@ -40,9 +148,8 @@ def throughput(spec: Spec) -> MethodRun:
     method = spec.method
     steps: list[dict[str, Any]] = []
     at: dict[int, list[Trial]] = {}
-    coarse = _short(spec) < method.seconds or method.trials > 1
-    search = BoundsSearch(method.low, method.high, method.precision, coarse=coarse)
-    while (ask := search.next()) is not None:
+
+    def attempt(ask: Ask) -> Generator[Load, Trial, Answer]:
         seconds = _short(spec) if ask.short else method.seconds
         trials: list[Trial] = []
         for _ in range(1 if ask.short else method.trials):
@@ -51,11 +158,24 @@ def throughput(spec: Spec) -> MethodRun:
                 break
         if not ask.short:
             at[ask.value] = trials
-        steps.append(_step(spec, ask, seconds, trials))
         passed = all(_passes(spec, trial) for trial in trials)
+        worst = max(trials, key=lambda trial: trial.loss)
+        steps.append(
+            {
+                "rate": ask.value,
+                "seconds": seconds,
+                "trials": len(trials),
+                "short": ask.short,
+                "passed": passed,
+                "loss": worst.loss,
+                "pps": worst.pps,
+            }
+        )
         reached = min((float(ask.value), *(_reached(trial) for trial in trials)))
-        search.note(passed, reached, min(trial.pps for trial in trials))
-    bounds = search.bounds
+        return passed, reached, min(trial.pps for trial in trials)
+
+    coarse = _short(spec) < method.seconds or method.trials > 1
+    bounds = yield from search(method.low, method.high, method.precision, attempt, coarse=coarse)
     # A bound that the generator sets is the rate that it reached, not the rate asked for.
     best = [t for trials in at.values() if all(_passes(spec, t) for t in trials) for t in trials]
     best = [t for t in best if bounds.lower is not None and _reached(t) >= bounds.lower]
@@ -95,24 +215,9 @@ def _reached(trial: Trial) -> float:
     return trial.sent_pps if trial.fell_short else trial.load.total
 
 
-def _step(spec: Spec, ask: Ask, seconds: float, trials: list[Trial]) -> dict[str, Any]:
-    worst = max(trials, key=lambda trial: trial.loss)
-    return {
-        "rate": ask.value,
-        "seconds": seconds,
-        "trials": len(trials),
-        "short": ask.short,
-        "passed": all(_passes(spec, trial) for trial in trials),
-        "loss": worst.loss,
-        "pps": worst.pps,
-    }
-
-
 def _latency(share: float, trial: Trial) -> dict[str, Any]:
-    found = {"share": share, "rate": trial.load.total}
-    if trial.latency is None:
-        return found | {"sent": 0, "lost": 0, "p50": None, "p90": None, "p99": None}
-    return found | asdict(trial.latency)
+    latency = trial.latency or Latency(0, 0, None, None, None)
+    return {"share": share, "rate": trial.load.total, **asdict(latency)}
 
 
 def back_to_back(spec: Spec) -> MethodRun:
@@ -122,22 +227,24 @@ def back_to_back(spec: Spec) -> MethodRun:
     drained: Trial = yield even_load(spec, rate, method.seconds)
     bursts: list[float] = []
     at_high = 0
+
+    def attempt(ask: Ask) -> Generator[Load, Trial, Answer]:
+        trial = yield even_load(spec, rate, ask.value / rate, frames=ask.value)
+        passed = trial.sent > 0 and trial.forwarded >= trial.sent
+        reached = trial.sent if trial.fell_short else ask.value
+        return passed, float(reached), float(trial.forwarded)
+
     for _ in range(method.repeats):
-        search = BoundsSearch(method.low, method.high, method.precision, coarse=False)
-        while (ask := search.next()) is not None:
-            trial = yield even_load(spec, rate, ask.value / rate, frames=ask.value)
-            passed = trial.sent > 0 and trial.forwarded >= trial.sent
-            reached = float(trial.sent if trial.fell_short else ask.value)
-            search.note(passed, reached, float(trial.forwarded))
-        bursts.append(search.bounds.lower or 0.0)
-        at_high += search.bounds.upper is None
+        bounds = yield from search(method.low, method.high, method.precision, attempt, coarse=False)
+        bursts.append(bounds.lower or 0.0)
+        at_high += bounds.upper is None
     mean = fmean(bursts)
     left = min(1.0, drained.pps / rate)
     return {
         "kind": "back-to-back",
         "rate": rate,
         "bursts": bursts,
-        "burst": spread_of(bursts),
+        "burst": spread(bursts),
         "mean": mean,
         "at_high": at_high,
         "drain_pps": drained.pps,

@@ -7,12 +7,11 @@ A method is a generator that asks for trials; ``run`` drives it. Below it is wha
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Generator, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from vsrtune.bench.spec.model import Load, Spec, Trial
-from vsrtune.core.stats import spread
 
 # A method: yields loads, receives the trial of each, returns its summary.
 MethodRun = Generator[Load, Trial, dict[str, Any]]
@@ -80,10 +79,9 @@ def each_in_turn(
 ) -> Generator[Load, Trial, list[list[Trial]]]:
     """Every load once per round, each round in a random order, so that changes of the machine
     do not look like effects of the load. Returns the trials by load."""
-    source = random.Random(seed)
     made: list[list[Trial]] = [[] for _ in loads]
-    for _ in range(repeats):
-        for index in source.sample(range(len(loads)), len(loads)):
+    for turn in trial_rounds([0], len(loads), repeats, seed):
+        for index in turn.loads:
             made[index].append((yield loads[index]))
     return made
 
@@ -92,11 +90,6 @@ def even_load(spec: Spec, rate: float, seconds: float, **more: Any) -> Load:
     """``rate`` frames per second shared evenly by the routers."""
     share = rate / len(spec.routers)
     return Load({router.name: share for router in spec.routers}, seconds, **more)
-
-
-def spread_of(values: Iterable[float]) -> dict[str, Any]:
-    """The spread of ``values`` as data."""
-    return asdict(spread(list(values)))
 
 
 def generator_limited(trials: Sequence[Trial]) -> bool:

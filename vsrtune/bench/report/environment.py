@@ -18,14 +18,15 @@ from vsrtune.bench.setup import commands
 from vsrtune.bench.spec.model import Configuration, Spec
 from vsrtune.core.codec import encode
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.host.filesystem import HostRoot, LiveRoot
-from vsrtune.model.guest import Guest, Interface, Role, Thread
+from vsrtune.host.filesystem import HostRoot, LiveRoot, text_of
+from vsrtune.model.guest import Guest, Role, Thread, thread_label
 from vsrtune.model.host import Nic
 from vsrtune.model.snapshot import Snapshot
 
 Run = Callable[[Sequence[str]], str]
 
 _TIMEOUT = 10.0
+_INTERFACE = ("target", "kind", "lower", "mac", "model", "vhost", "queues", "txqueuelen")
 
 # Names of the host's own settings, and their files.
 _SETTINGS = {
@@ -42,6 +43,13 @@ _SETTINGS = {
 }
 
 
+def _output(command: Sequence[str]) -> str:
+    try:
+        return commands.run(command, _TIMEOUT)
+    except VsrtuneError:
+        return ""
+
+
 def environment(
     snapshot: Snapshot,
     spec: Spec,
@@ -49,38 +57,39 @@ def environment(
     tester: Mapping[str, Mapping[str, str]],
     *,
     root: HostRoot | None = None,
-    run: Run | None = None,
+    run: Run = _output,
 ) -> dict[str, Any]:
     """The block as plain JSON data. Values that cannot be read are left out or "".
 
     ``snapshot`` shows the host with ``configuration`` in force, ``tester`` describes the devices
     of the two ends. ``run`` runs a command line and returns its output, "" when it fails;
-    ``root`` and ``run`` of None mean this host.
+    ``root`` of None means this host.
     """
     root = LiveRoot() if root is None else root
-    run = _output if run is None else run
     names = {name for router in spec.routers for name in router.guests}
     guests = [g for g in snapshot.guests if g.ref in names]
     return {
         "label": label(spec, [device["driver"] for device in tester.values()]),
         "vsrtune": __version__,
         "kernel": snapshot.host.kernel,
-        "os": _match(r'^PRETTY_NAME="?([^"\n]*)', _read(root, "/etc/os-release")),
-        "cpu": _match(r"^model name\s*: (.*)$", _read(root, "/proc/cpuinfo")),
+        "os": _match(r'^PRETTY_NAME="?([^"\n]*)', text_of(root, "/etc/os-release")),
+        "cpu": _match(r"^model name\s*: (.*)$", text_of(root, "/proc/cpuinfo")),
         "cpus": {
             "online": str(snapshot.host.online),
             "isolated": ",".join(str(c.id) for c in snapshot.host.cpus if c.isolated),
         },
         "qemu": _qemu(guests, run),
         "libvirt": run(("virsh", "--version")).strip(),
-        "settings": {name: text for name, path in _SETTINGS.items() if (text := _read(root, path))},
+        "settings": {
+            name: text for name, path in _SETTINGS.items() if (text := text_of(root, path))
+        },
         "tester": tester,
         "nics": {nic.name: _nic(nic) for nic in snapshot.host.nics},
         "guests": {guest.ref: _guest(guest) for guest in guests},
         "ksoftirqd": {str(s.cpu): str(s.sched) for s in snapshot.host.softirq},
         "policy": _policy(configuration),
         "neighbours": [_fields(n, "name", "pid", "detail") for n in snapshot.host.neighbours],
-        "load": _read(root, "/proc/loadavg"),
+        "load": text_of(root, "/proc/loadavg") or "",
         "problems": [f"{p.reader}: {p.what}" for p in snapshot.problems],
     }
 
@@ -97,13 +106,6 @@ def label(spec: Spec, drivers: Sequence[str]) -> str:
     return "one machine, pktgen"
 
 
-def _output(command: Sequence[str]) -> str:
-    try:
-        return commands.run(command, _TIMEOUT)
-    except VsrtuneError:
-        return ""
-
-
 def _nic(nic: Nic) -> dict[str, Any]:
     found = _fields(nic, "driver", "txqueuelen", "threaded_napi", "rps_cpus", "rx_cpus")
     return found | {"irqs": {str(irq.number): str(irq.effective) for irq in nic.irqs}}
@@ -114,7 +116,7 @@ def _guest(guest: Guest) -> dict[str, Any]:
     return {
         "vhost": "+".join(kinds) or "none",
         "threads": [_thread(t) for t in guest.threads if t.role is not Role.WORKER],
-        "interfaces": [_interface(i) for i in guest.interfaces],
+        "interfaces": [_fields(i, *_INTERFACE) for i in guest.interfaces],
         "problems": list(guest.problems),
     }
 
@@ -124,16 +126,7 @@ def _thread(thread: Thread) -> dict[str, Any]:
     cpus = thread.affinity
     if thread.cpuset_effective:
         cpus = cpus & thread.cpuset_effective or cpus
-    name = thread.role.value if thread.index is None else f"{thread.role.value} {thread.index}"
-    if thread.interface is not None:
-        name += f" {thread.interface}/{thread.queue}"
-    return {"thread": name, "cpus": str(cpus), "class": str(thread.sched)}
-
-
-def _interface(interface: Interface) -> dict[str, Any]:
-    return _fields(
-        interface, "target", "kind", "lower", "mac", "model", "vhost", "queues", "txqueuelen"
-    )
+    return {"thread": thread_label(thread), "cpus": str(cpus), "class": str(thread.sched)}
 
 
 def _fields(value: object, *names: str) -> dict[str, Any]:
@@ -153,13 +146,6 @@ def _qemu(guests: Sequence[Guest], run: Run) -> str:
     return _match(r"version (\S+( \([^)]*\))?)", run((command, "--version")))
 
 
-def _read(root: HostRoot, path: str) -> str:
-    try:
-        return root.read(path).strip()
-    except OSError:
-        return ""
-
-
-def _match(pattern: str, text: str) -> str:
-    found = re.search(pattern, text, re.MULTILINE)
+def _match(pattern: str, text: str | None) -> str:
+    found = re.search(pattern, text or "", re.MULTILINE)
     return found[1].strip() if found else ""

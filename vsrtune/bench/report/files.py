@@ -8,10 +8,11 @@ import json
 from importlib.resources import files
 from pathlib import Path
 
-from vsrtune.bench.report import plots, summaries, tables
+from vsrtune.bench.report import plots, tables
 from vsrtune.bench.spec.model import Outcome
 from vsrtune.core.codec import decode, encode
 from vsrtune.core.errors import InputError, VsrtuneError
+from vsrtune.core.untrusted import json_value
 from vsrtune.views.tables import filled
 
 FORMAT = "vsrtune-bench/1"
@@ -27,8 +28,8 @@ def outcome_from_json(text: str, path: str = "") -> Outcome:
     """Read the text of ``outcome_to_json``; ``path`` is used in messages. Raises InputError."""
     hint = "name a file that vsrtune bench wrote with --json"
     try:
-        data = json.loads(text)
-    except (ValueError, RecursionError):
+        data = json_value(text)
+    except ValueError:
         raise InputError("the file is not JSON", where=path, hint=hint) from None
     if not isinstance(data, dict) or "format" not in data:
         raise InputError("the file is not a bench result", where=path, hint=hint)
@@ -51,7 +52,7 @@ def page(outcome: Outcome) -> str:
     label = tables.label(outcome)
     note = " | ".join(t for t in (label, outcome.started, f"vsrtune {outcome.version}") if t)
     found = tables.outcome_tables(outcome)
-    first = 1 + len(filled(*summaries.tables(outcome)))
+    first = 1 + len(filled(*tables.summary_tables(outcome)))
     figures = [
         (caption, Markup(plots.svg(figure, f"f{index}")))  # noqa: S704 (matplotlib escapes)
         for index, (caption, figure) in enumerate(plots.of_outcome(outcome, note))

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from vsrtune.bench.report.points import ROLES, Point, by_configuration, points, used
 from vsrtune.bench.spec.model import Outcome
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SIZE = (8.0, 4.6)
+_LEGEND: dict[str, Any] = {"fontsize": 8, "frameon": False}
 _MARKERS = "osD^v<>Ph*"
 # Colour-blind safe (Okabe and Ito), without the yellow, which is invisible on white.
 _COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
@@ -66,7 +67,7 @@ def throughput(
     ideal: bool = True,
 ) -> Figure:
     """Throughput against load. ``ideal`` draws the line of no loss."""
-    figure, axes = _new(title, note)
+    figure, axes = _new(title, y_label, note)
     if ideal and curves:
         top = max((max(c.x, default=0.0) for c in curves), default=0.0)
         axes.plot([0, top], [0, top], color="#999999", linestyle=":", label="nothing lost")
@@ -91,7 +92,7 @@ def throughput(
     axes.xaxis.set_major_formatter(_tick)
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
-    _finish(axes, y_label)
+    axes.legend(**_LEGEND)
     return figure
 
 
@@ -104,20 +105,15 @@ def bars(
     note: str = "",
 ) -> Figure:
     """Bars: one group for each of ``groups``, with one bar for each of ``series``."""
-    figure, axes = _new(title, note)
+    figure, axes = _new(title, y_label, note)
     width = 0.8 / max(1, len(series))
     for number, (name, values) in enumerate(series.items()):
         offset = (number - (len(series) - 1) / 2) * width
         places = [i + offset for i in range(len(groups))]
-        axes.bar(
-            places,
-            list(values),
-            width,
-            label=name,
-            color=_COLOURS[number % len(_COLOURS)],
-        )
+        colour = _COLOURS[number % len(_COLOURS)]
+        axes.bar(places, list(values), width, label=name, color=colour)
     _columns(axes, groups)
-    _finish(axes, y_label)
+    axes.legend(**_LEGEND)
     return figure
 
 
@@ -131,7 +127,7 @@ def scatter(
     line_at: float | None = None,
 ) -> Figure:
     """Every value as a dot in the column of its group, with the median as a bar."""
-    figure, axes = _new(title, note)
+    figure, axes = _new(title, y_label, note)
     for column, found in enumerate(values):
         colour = _COLOURS[column % len(_COLOURS)]
         # Side by side in order, so that equal values do not overlap.
@@ -143,7 +139,6 @@ def scatter(
         axes.axhline(line_at, color="#999999", linestyle=":")
     _columns(axes, groups)
     axes.set_ylim(bottom=0)
-    _finish(axes, y_label)
     return figure
 
 
@@ -217,7 +212,7 @@ def require() -> None:
         ) from None
 
 
-def _new(title: str, note: str) -> tuple[Figure, Axes]:
+def _new(title: str, y_label: str, note: str) -> tuple[Figure, Axes]:
     require()
     from matplotlib.figure import Figure
 
@@ -226,6 +221,12 @@ def _new(title: str, note: str) -> tuple[Figure, Axes]:
     axes.set_title(title, fontsize=11)
     if note:
         figure.supxlabel(note, fontsize=7.5, color="#666666")
+    axes.set_ylabel(y_label)
+    axes.grid(True, color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    for side in ("top", "right"):
+        axes.spines[side].set_visible(False)
+    axes.yaxis.set_major_formatter(_tick)
     return figure, axes
 
 
@@ -237,14 +238,3 @@ def _tick(value: float, _position: float | None) -> str:
 def _columns(axes: Axes, groups: Sequence[str]) -> None:
     axes.set_xticks(range(len(groups)))
     axes.set_xticklabels(list(groups), rotation=20 if len(groups) > 4 else 0)
-
-
-def _finish(axes: Axes, y_label: str) -> None:
-    axes.set_ylabel(y_label)
-    axes.grid(True, color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    for side in ("top", "right"):
-        axes.spines[side].set_visible(False)
-    axes.yaxis.set_major_formatter(_tick)
-    if axes.get_legend_handles_labels()[1]:
-        axes.legend(fontsize=8, frameon=False)

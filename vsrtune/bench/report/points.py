@@ -12,7 +12,13 @@ from statistics import median
 
 from vsrtune.bench.spec.model import Outcome, Trial
 
-DROPS = ("nic", "softnet_backlog", "macvtap_ring", "elsewhere")
+# Where frames are lost, and the head of its column.
+DROPS = {
+    "nic": "nic %",
+    "softnet_backlog": "backlog %",
+    "macvtap_ring": "tap ring %",
+    "elsewhere": "elsewhere %",
+}
 ROLES = ("vcpu", "vhost", "napi", "emulator", "other", "ksoftirqd", "softirq", "idle")
 
 
@@ -117,7 +123,7 @@ def by_configuration(outcome: Outcome) -> Mapping[str, list[Point]]:
     return found
 
 
-def used(points_: Iterable[Point], values: tuple[str, ...], attribute: str) -> tuple[str, ...]:
+def used(points_: Iterable[Point], values: Iterable[str], attribute: str) -> tuple[str, ...]:
     """Those of ``values`` for which any trial has more than 0 in its mapping ``attribute``."""
     present = [getattr(t, attribute) for p in points_ for t in p.trials]
     return tuple(v for v in values if any(m.get(v) for m in present))

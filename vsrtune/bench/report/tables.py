@@ -1,35 +1,70 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Outcomes as tables of text, for the output of `vsrtune bench` and its HTML report.
 
-Pure, like vsrtune.views.tables: this module makes the texts, others draw them.
+Pure, like vsrtune.views.tables: this module makes the texts, others draw them. The table of trials
+also holds the results of a sweep and a soak; the tables of the summary (bench/methods/methods.py,
+rate_search.py, compare.py) give the figures that one reads first.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
-from vsrtune.bench.report import summaries
 from vsrtune.bench.report.points import DROPS, ROLES, Point, by_configuration, used
-from vsrtune.bench.report.summaries import interval, listed, microseconds, number, percent
-from vsrtune.bench.spec.model import Latency, Outcome, Router
+from vsrtune.bench.spec.model import Outcome, Router
 from vsrtune.views.tables import NOTHING, Table, filled
 
-_DROP_HEADS = {
-    "nic": "nic %",
-    "softnet_backlog": "backlog %",
-    "macvtap_ring": "tap ring %",
-    "elsewhere": "elsewhere %",
+Summary = Mapping[str, Any]
+Columns = dict[str, Callable[[Any], str]]
+
+
+def number(value: float | None) -> str:
+    """A figure with thousands separators; few digits for small ones. A dash for None."""
+    if value is None:
+        return NOTHING
+    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:,.3g}"
+
+
+def percent(share: float | None) -> str:
+    """A share as a percentage; a small one keeps two places."""
+    if share is None:
+        return NOTHING
+    return "0" if share == 0 else f"{100 * share:.2f}"
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """``low..high``; a dash when there is none."""
+    return NOTHING if low is None or high is None else f"{number(low)}..{number(high)}"
+
+
+def _microseconds(seconds: float | None) -> str:
+    return number(None if seconds is None else seconds * 1e6)
+
+
+# Of a Latency as data.
+PROBES: Columns = {
+    "P50": lambda one: _microseconds(one["p50"]),
+    "P90": lambda one: _microseconds(one["p90"]),
+    "P99": lambda one: _microseconds(one["p99"]),
+    "probes": lambda one: str(one["sent"]),
+    "lost": lambda one: str(one["lost"]),
 }
+
+
+def listed(title: str, columns: Columns, items: Iterable[Any]) -> Table:
+    """A row for each item; ``columns`` gives the text of an item by the head of its column."""
+    rows = [tuple(text(item) for text in columns.values()) for item in items]
+    return Table(title, tuple(columns), rows)
 
 
 def outcome_tables(outcome: Outcome) -> list[Table]:
     """Everything a terminal shows of an outcome: the answer first, the host last."""
     found = [point for group in by_configuration(outcome).values() for point in group]
     tables = [header(outcome)]
-    tables += summaries.tables(outcome)
+    tables += summary_tables(outcome)
     tables += [throughput_table(found), cost_table(found), latency_table(found)]
     tables.append(notes_table(outcome))
     tables += environment_tables(outcome.environment)
@@ -103,55 +138,49 @@ def load_text(p: Point) -> str:
 
 def throughput_table(found: Sequence[Point]) -> Table:
     """A row for each configuration and load: rates, loss, and where frames were lost."""
-    columns: dict[str, Callable[[Point], str]] = {
-        "configuration": lambda p: p.configuration,
-        "offered pps": lambda p: load_text(p) + (f" x {p.frames:,}" if p.frames else ""),
-        "sent pps": lambda p: number(p.sent_pps),
-        "forwarded pps": lambda p: number(p.pps),
-        "lowest..highest": lambda p: interval(p.low, p.high),
-        "trials": lambda p: str(len(p.trials)),
-        "lost %": lambda p: percent(p.loss),
-    }
-    for place in used(found, DROPS, "drops"):
-        columns[_DROP_HEADS[place]] = partial(_drop_share, place)
-    return listed("Forwarded", columns, found)
-
-
-def _drop_share(place: str, p: Point) -> str:
-    return percent(p.drop_share(place))
+    places = used(found, DROPS, "drops")
+    rows = [
+        {
+            "configuration": p.configuration,
+            "offered pps": load_text(p) + (f" x {p.frames:,}" if p.frames else ""),
+            "sent pps": number(p.sent_pps),
+            "forwarded pps": number(p.pps),
+            "lowest..highest": interval(p.low, p.high),
+            "trials": str(len(p.trials)),
+            "lost %": percent(p.loss),
+            **{DROPS[place]: percent(p.drop_share(place)) for place in places},
+        }
+        for p in found
+    ]
+    return Table.of("Forwarded", rows)
 
 
 def cost_table(found: Sequence[Point]) -> Table:
     """The cost of forwarding: CPU time by role, context switches, migrations."""
-    columns: dict[str, Callable[[Point], str]] = {
-        "configuration": lambda p: p.configuration,
-        "offered pps": load_text,
-    }
-    roles = tuple(r for r in used(found, ROLES, "cpu_seconds") if r != "idle")
-    for role in roles:
-        columns[role] = partial(_cost, role)
-    columns["switches per 1000 frames"] = lambda p: number(p.switches_per_thousand())
-    columns["migrations/s"] = lambda p: number(p.migrations_per_second())
-    title = "Cost: CPU seconds for a million frames forwarded, by thread role"
-    return listed(title, columns, found if roles else ())
-
-
-def _cost(role: str, p: Point) -> str:
-    return number(p.cpu_per_million(role))
+    roles = [r for r in used(found, ROLES, "cpu_seconds") if r != "idle"]
+    rows = [
+        {
+            "configuration": p.configuration,
+            "offered pps": load_text(p),
+            **{role: number(p.cpu_per_million(role)) for role in roles},
+            "switches per 1000 frames": number(p.switches_per_thousand()),
+            "migrations/s": number(p.migrations_per_second()),
+        }
+        for p in found
+        if roles
+    ]
+    return Table.of("Cost: CPU seconds for a million frames forwarded, by thread role", rows)
 
 
 def latency_table(found: Sequence[Point]) -> Table:
     """One-way latency, where probes were sent."""
-    columns: dict[str, Callable[[tuple[Point, Latency]], str]] = {
-        "configuration": lambda one: one[0].configuration,
-        "offered pps": lambda one: load_text(one[0]),
-        "P50": lambda one: microseconds(one[1].p50),
-        "P90": lambda one: microseconds(one[1].p90),
-        "P99": lambda one: microseconds(one[1].p99),
-        "probes": lambda one: str(one[1].sent),
-        "lost": lambda one: str(one[1].lost),
+    columns: Columns = {
+        "configuration": lambda one: one["point"].configuration,
+        "offered pps": lambda one: load_text(one["point"]),
+        **PROBES,
     }
-    late = [(p, t.latency) for p in found for t in p.trials if t.latency is not None]
+    latencies = ((p, t.latency) for p in found for t in p.trials)
+    late = [{"point": p, **asdict(latency)} for p, latency in latencies if latency is not None]
     return listed("One-way latency, microseconds", columns, late)
 
 
@@ -196,3 +225,158 @@ def _flatten(value: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
             yield from _flatten(item, prefix if "thread" in item else f"{prefix}.{index}")
     else:
         yield prefix, ", ".join(str(item) for item in value)
+
+
+def summary_tables(outcome: Outcome) -> list[Table]:
+    """The tables of ``outcome.summary``; none for an empty summary."""
+    summary = outcome.summary
+    match summary.get("kind"):
+        case "sweep":
+            return [_sweep(summary)]
+        case "soak":
+            return [_soak(summary)]
+        case "ndr" | "pdr":
+            return [_throughput(summary), _steps(summary), _latency(summary)]
+        case "back-to-back":
+            return [_bursts(summary)]
+        case "fairness":
+            return [_fairness(summary), _shares(summary)]
+        case "compare":
+            return _compare(summary)
+        case _:
+            return []
+
+
+def _words(title: str, rows: list[tuple[str, str]]) -> Table:
+    return Table(title, ("", ""), [(a, b) for a, b in rows if b])
+
+
+def _sweep(s: Summary) -> Table:
+    peak = s["peak"]
+    rows = [("peak", f"{number(peak['pps'])} pps at {number(peak['offered'])} pps offered")]
+    if s["at_highest"] is not None:
+        rows.append(("at the highest load", f"{percent(s['at_highest'])} % of the peak"))
+    if s.get("generator_limited"):
+        limited = ", ".join(number(rate) for rate in s["generator_limited"])
+        rows.append(("generator fell short", f"at {limited} pps offered"))
+    return _words("Sweep", rows)
+
+
+def _soak(s: Summary) -> Table:
+    pps, worst = s["pps"], s["worst"]
+    rows = [
+        ("offered", f"{number(s['rate'])} pps, {s['trials']} trials"),
+        ("forwarded", f"{number(pps['median'])} pps ({interval(pps['low'], pps['high'])})"),
+        ("lost", f"{s['sent'] - s['forwarded']:,} of {s['sent']:,} frames"),
+        ("trials with loss", str(s["lossy_trials"])),
+        ("worst", (f"trial {worst['trial'] + 1}: {number(worst['pps'])} pps, "
+         f"{percent(worst['loss'])} % lost")),
+    ]  # fmt: skip
+    if s["drift_per_hour"] is not None:
+        text = f"{100 * s['drift_per_hour']:+.2f} % an hour (R squared {s['r_squared']:.2f})"
+        rows.append(("drift", text))
+    return _words("Soak", rows)
+
+
+_LIMITS = {
+    "router": "the router",
+    "generator": "the generator, which cannot send more",
+    "high": "the highest rate of the search, which passed",
+    "low": "the lowest rate of the search, which failed",
+}
+
+
+def _throughput(s: Summary) -> Table:
+    name = s["kind"].upper()
+    rows = [
+        (name, "none of the rates" if s["lower"] is None else f"{number(s['lower'])} pps"),
+        ("fails at", "" if s["upper"] is None else f"{number(s['upper'])} pps"),
+        ("limited by", _LIMITS.get(s["limited_by"], str(s["limited_by"]))),
+        ("loss allowed", f"{100 * s['loss']:g} %"),
+        ("trial", f"{s['seconds']:g} s, the worst of {s['trials']} deciding"),
+        ("precision", f"{100 * s['precision']:g} %"),
+    ]
+    return _words(f"{name} (throughput)", rows)
+
+
+def _steps(s: Summary) -> Table:
+    columns: Columns = {
+        "rate": lambda step: number(step["rate"]),
+        "seconds": lambda step: f"{step['seconds']:g}",
+        "trials": lambda step: str(step["trials"]),
+        "forwarded pps": lambda step: number(step["pps"]),
+        "lost %": lambda step: percent(step["loss"]),
+        "result": lambda step: "passed" if step["passed"] else "failed",
+    }
+    return listed("Search", columns, s["steps"])
+
+
+def _latency(s: Summary) -> Table:
+    columns: Columns = {
+        "load": lambda one: f"{100 * one['share']:g} % of {s['kind'].upper()}",
+        "pps": lambda one: number(one["rate"]),
+        **PROBES,
+    }
+    return listed("One-way latency under load, microseconds", columns, s["latency"])
+
+
+def _bursts(s: Summary) -> Table:
+    burst = s["burst"]
+    rows = [
+        ("burst rate", f"{number(s['rate'])} pps"),
+        ("longest burst without loss", (f"{number(s['mean'])} frames (mean of {burst['count']}, "
+         f"{interval(burst['low'], burst['high'])})")),
+        ("buffer", (f"{1000 * s['buffer_seconds']:.3g} ms, corrected "
+         f"{1000 * s['corrected_buffer_seconds']:.3g} ms")),
+        ("drained at", f"{number(s['drain_pps'])} pps"),
+        ("whole search passed", f"{s['at_high']} times" if s["at_high"] else ""),
+    ]  # fmt: skip
+    return _words("Back-to-back (RFC 9004)", rows)
+
+
+def _fairness(s: Summary) -> Table:
+    columns: Columns = {
+        "rate": lambda p: number(p["rate"]),
+        "forwarded pps": lambda p: number(p["pps"]["median"]),
+        "lost %": lambda p: percent(p["loss"]["median"]),
+        "Jain's index": lambda p: "{median:.3f} ({low:.3f}..{high:.3f})".format(**p["jain"]),
+        "worst share / best": lambda p: number(p["least_to_most"]),
+    }
+    return listed(f"Fairness between {s['unit']}s", columns, s["points"])
+
+
+def _shares(s: Summary) -> Table:
+    columns: Columns = {
+        "rate": lambda one: number(one["rate"]),
+        s["unit"]: lambda one: one["name"],
+        "sent pps": lambda one: number(one["sent_pps"]),
+        "forwarded pps": lambda one: number(one["pps"]),
+        "of its own %": lambda one: percent(one["share"]),
+    }
+    return listed("Shares", columns, [{**p, **one} for p in s["points"] for one in p["shares"]])
+
+
+def _compare(s: Summary) -> list[Table]:
+    columns: Columns = {
+        "configuration": lambda one: one["name"],
+        f"median {s['what']}": lambda one: number(one["median"]),
+        "lowest..highest": lambda one: interval(one["low"], one["high"]),
+        "verdict": _verdict,
+    }
+    found = []
+    for p in s["points"]:
+        at = "" if p["offered"] is None else f" at {number(p['offered'])} pps offered"
+        at += f" of {p['size']}" if "size" in p else ""
+        title = f"Compared with {s['baseline']}{at}, {s['pairs']} pairs"
+        found.append(listed(title, columns, p["configurations"]))
+    columns = {"configuration": lambda kept: kept[0], "%": lambda kept: percent(kept[1])}
+    title = "Rate at the highest load, share of the most at any"
+    found.append(listed(title, columns, s["kept"].items()))
+    found.append(Table("Notes on the comparison", ("",), [(note,) for note in s["notes"]], "warn"))
+    return found
+
+
+def _verdict(one: Mapping[str, Any]) -> str:
+    if one["ratio"] is None:
+        return "baseline"
+    return str(one["ratio"]["text"]).removeprefix(f"{one['name']}: ")

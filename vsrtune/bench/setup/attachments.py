@@ -29,14 +29,18 @@ from vsrtune.core.errors import VsrtuneError
 from vsrtune.model.domain_xml import DomainNic, nic, parse, without_back_end
 from vsrtune.model.guest import Attachment
 
-_BRIDGED = (BenchAttachment.BRIDGE, BenchAttachment.OPENVSWITCH)
 _UNTOUCHED = Configuration("as it was")
+
+
+def drives(wanted: Configuration) -> bool:
+    """Whether a configuration asks for another driver than the guests' interfaces have."""
+    driver = (wanted.vhost, wanted.queues, wanted.ring, wanted.mergeable)
+    return any(value is not None for value in driver)
 
 
 def asks(wanted: Configuration) -> bool:
     """Whether a configuration asks for other interfaces than the guests have."""
-    driver = (wanted.vhost, wanted.queues, wanted.ring, wanted.mergeable)
-    return wanted.attachment is not BenchAttachment.AS_IS or any(x is not None for x in driver)
+    return wanted.attachment is not BenchAttachment.AS_IS or drives(wanted)
 
 
 def switchable(found: DomainNic, wanted: Configuration) -> str:
@@ -44,8 +48,7 @@ def switchable(found: DomainNic, wanted: Configuration) -> str:
     as_is = wanted.attachment is BenchAttachment.AS_IS
     if not as_is and (found.kind != "direct" or not found.lower):
         return f"its type is {found.kind}, and only macvtap ones (direct) can be moved"
-    driver = asks(replace(wanted, attachment=BenchAttachment.AS_IS))
-    if driver and not found.model.startswith("virtio"):
+    if drives(wanted) and not found.model.startswith("virtio"):
         return (
             f"its model is {found.model or 'unset'}, and vhost, queues, ring and mergeable "
             "are virtio's"
@@ -55,7 +58,7 @@ def switchable(found: DomainNic, wanted: Configuration) -> str:
 
 def rewritten(original: DomainNic, wanted: Configuration, bridge: str) -> str:
     """The XML that attaches ``original`` as ``wanted``, on ``bridge`` for kinds that have one."""
-    bridged = wanted.attachment in _BRIDGED
+    bridged = wanted.attachment in bridges.PREFIXES
     element = without_back_end(original) if bridged else parse(original.xml)
     if bridged:
         element.set("type", "bridge")
@@ -65,7 +68,7 @@ def rewritten(original: DomainNic, wanted: Configuration, bridge: str) -> str:
             # Without an id libvirt makes one up, and the interface is not as asked.
             port_id = uuid.uuid5(uuid.NAMESPACE_OID, f"{bridge} {original.mac}")
             ET.SubElement(port, "parameters", {"interfaceid": str(port_id)})
-    if asks(replace(wanted, attachment=BenchAttachment.AS_IS)):
+    if drives(wanted):
         _drive(_child(element, "driver"), original, wanted)
     return ET.tostring(element, encoding="unicode")
 
@@ -123,7 +126,7 @@ class Attachments:
             reason = switchable(nic(card.xml), wanted)
             if reason:
                 raise VsrtuneError(reason, where=card.where)
-        if wanted.attachment not in _BRIDGED:
+        if wanted.attachment not in bridges.PREFIXES:
             return
         own = {nic(card.xml).device for card in self._originals()}
         with opened(self._uri) as (_, host):
@@ -145,7 +148,7 @@ class Attachments:
 
     def switch(self, wanted: Configuration) -> None:
         cards = self._rewritten(wanted)
-        lowers = self._lowers() if wanted.attachment in _BRIDGED else []
+        lowers = self._lowers() if wanted.attachment in bridges.PREFIXES else []
         with opened(self._uri) as (switcher, host):
             _move(switcher, host, cards, self._bridges(), wanted.attachment, lowers)
 
@@ -171,7 +174,9 @@ class Attachments:
 
     def _bridges(self) -> list[str]:
         """All bridges that this may ever make."""
-        return [bridges.name_for(kind, lower) for lower in self._lowers() for kind in _BRIDGED]
+        return [
+            bridges.name_for(kind, lower) for lower in self._lowers() for kind in bridges.PREFIXES
+        ]
 
 
 def put_back(data: Mapping[str, Any]) -> None:

@@ -25,6 +25,9 @@ from vsrtune.core.errors import WriteError
 NET = Path("/sys/class/net")
 OVS_SOCKET = Path("/run/openvswitch/db.sock")
 
+# Of the names of the bench's bridges.
+PREFIXES = {BenchAttachment.BRIDGE: "vsrb", BenchAttachment.OPENVSWITCH: "vsro"}
+
 _OVS = ("ovs-vsctl", "--timeout=20")
 # libvirt removes a macvtap an instant after it forgets the interface.
 _BUSY_SECONDS = 5.0
@@ -34,7 +37,7 @@ _PAUSE = 0.1
 def name_for(attachment: BenchAttachment, lower: str) -> str:
     """The name of the bench's bridge of that kind on ``lower``; "" for other kinds.
     Raises WriteError."""
-    prefix = {BenchAttachment.BRIDGE: "vsrb", BenchAttachment.OPENVSWITCH: "vsro"}.get(attachment)
+    prefix = PREFIXES.get(attachment)
     try:
         return f"{prefix}{socket.if_nametoindex(lower)}" if prefix else ""
     except OSError as error:

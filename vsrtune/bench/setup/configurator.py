@@ -63,7 +63,7 @@ class Configurator(Closing):
         spec: Spec,
         ledger: BenchLedger,
         *,
-        ready: Callable[[], None] | None = None,
+        ready: Callable[[], None] = lambda: None,
         uri: str = DEFAULT_URI,
         journal: Path = DEFAULT_PATH,
     ) -> None:
@@ -147,8 +147,7 @@ class Configurator(Closing):
             change.state = object()
             layer.switch(wanted)
             change.state = state
-        if self._ready is not None:
-            self._ready()
+        self._ready()
 
     def _tune(self, configuration: Configuration) -> tuple[str, ...]:
         notes: tuple[str, ...] = ()
@@ -170,7 +169,7 @@ class Configurator(Closing):
     def _settled(self, notes: tuple[str, ...]) -> tuple[str, ...]:
         """Let threads run, by traffic, until no setting waits for one."""
         for _ in range(_SETTLING):
-            if not self._tuner.waits or self._ready is None:
+            if not self._tuner.waits:
                 break
             self._ready()
             notes = self._tuner.again()

@@ -67,8 +67,13 @@ class Tuner:
 
     def check(self, configuration: Configuration) -> None:
         """Refuse a configuration that cannot be carried out, as far as this is known."""
-        if configuration.tuning is Tuning.COMMAND or configuration.apply:
-            _check_commands(configuration)
+        for program in (*configuration.apply[:1], *configuration.revert[:1]):
+            if shutil.which(program) is None:
+                raise VsrtuneError(
+                    f"there is no program {program!r}",
+                    where=configuration.name,
+                    hint="install it, or name its path",
+                )
         self._planning(configuration)
 
     def apply(self, configuration: Configuration) -> tuple[str, ...]:
@@ -122,7 +127,7 @@ class Tuner:
         return name in self._guests or ref in self._guests
 
     def _carry_out(self, make: Callable[[Snapshot], Plan]) -> tuple[str, ...]:
-        for attempt in range(1, _TRIES + 1):
+        for _ in range(_TRIES):
             snapshot = live_observer(self._uri).observe(0.0)
             executor.adopt_brought(snapshot, snapshot.guests, self._journal)
             plan = make(snapshot)
@@ -135,33 +140,15 @@ class Tuner:
                 skipped = (f"{s.guest}: {s.subject}: {s.reason}" for s in plan.skipped)
                 return (*plan.warnings, *skipped)
             self.undo()
-            if attempt == _TRIES or any(
-                error.lasting is not Lasting.TRANSIENT for _, error in result.failed
-            ):
-                raise failure(result)
-        raise AssertionError("unreachable")
+            if any(error.lasting is not Lasting.TRANSIENT for _, error in result.failed):
+                break
+        raise failure(result)
 
     def _waits(self, plan: Plan, result: Result) -> bool:
         """Whether something waits in a router under test; others get no traffic."""
         refs = {action.target.guest for action, _ in result.pending}
         refs |= {skipped.guest for skipped in plan.skipped if skipped.pending}
         return HOST_REF in refs or any(self._names(r.removeprefix("qemu:"), r) for r in refs)
-
-
-def _check_commands(configuration: Configuration) -> None:
-    for key in ("apply", "revert"):
-        argv: tuple[str, ...] = getattr(configuration, key)
-        where = f"{configuration.name}: {key}"
-        if not argv:
-            raise VsrtuneError(
-                "a command that nothing takes back is not run",
-                where=where,
-                hint=f"write {key}: [program, argument, ...]",
-            )
-        if shutil.which(argv[0]) is None:
-            raise VsrtuneError(
-                f"there is no program {argv[0]!r}", where=where, hint="install it, or name its path"
-            )
 
 
 def libvirt_pins(snapshot: Snapshot, names: Collection[str], cpus: CpuSet) -> Plan:

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterator
 from dataclasses import fields
 from typing import Any
 
+from vsrtune.bench.spec.keys import MAX_PPS
 from vsrtune.bench.spec.model import Configuration, Leg, Method, Spec, Tuning
-from vsrtune.bench.spec.schema import MAX_PPS
 from vsrtune.bench.spec.streams import COUNTED_FLOWS
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError
@@ -40,16 +40,6 @@ _TUNING_KEYS = {
 # These go with any other tuning as well, but only both together.
 _COMMANDS = ("apply", "revert")
 _UNICAST_END = int(ipaddress.IPv4Address("224.0.0.0"))
-
-
-def offered(spec: Spec) -> list[float]:
-    """The total offered load of each rate the method names, frames per second."""
-    method = spec.method
-    if method.kind in ("ndr", "pdr"):
-        return [float(method.high)]
-    if method.kind != "fairness":
-        return [float(rate) for rate in method.rates]
-    return [sum(fair_loads(spec, rate).values()) for rate in method.rates]
 
 
 def fair_loads(spec: Spec, rate: float) -> dict[str, float]:
@@ -184,9 +174,11 @@ def _fairness(spec: Spec) -> Iterator[Mistake]:
 
 def _limits(spec: Spec) -> Iterator[Mistake]:
     method, limits = spec.method, spec.limits
-    most = max(offered(spec), default=0.0)
+    key = "high" if method.kind in ("ndr", "pdr") else "rates"
+    most: float = method.high if key == "high" else max(method.rates, default=0)
+    if method.kind == "fairness":
+        most = sum(fair_loads(spec, most).values())
     if most > limits.pps:
-        key = "high" if method.kind in ("ndr", "pdr") else "rates"
         what = f"{most:.0f} frames per second are above the limit of {limits.pps}"
         yield (("method", key), what, f"offer less, or write limits.pps (up to {MAX_PPS})")
     lengths = [("seconds", "trial", method.seconds, "shorten it, or write limits.seconds")]

@@ -13,6 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from vsrtune.bench.spec import keys
+from vsrtune.bench.spec.keys import keys_of
+from vsrtune.core.cpuset import MAX_CPU
+from vsrtune.policy.subschemas import FLAG, by_name, choice, mapping, sequence, short_text, whole
+
 # The usual simple IMIX: size without FCS, and its weight.
 IMIX_WEIGHTS = ((60, 7), (566, 4), (1514, 1))
 
@@ -20,6 +25,7 @@ IMIX_WEIGHTS = ((60, 7), (566, 4), (1514, 1))
 SENT_ENOUGH = 0.97
 
 Place = tuple[str | None, str | None]
+Size = int | Literal["imix"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +34,10 @@ class Endpoint:
     the host's own; ``host`` an ssh destination, None for this machine; ``cpu`` the CPU
     whose pktgen thread sends."""
 
-    device: str
-    namespace: str | None = None
-    host: str | None = None
-    cpu: int = 0
+    device: str = field(metadata=keys.DEVICE)
+    namespace: str | None = field(default=None, metadata=keys.NAMESPACE)
+    host: str | None = field(default=None, metadata=keys.HOST)
+    cpu: int = field(default=0, metadata=whole(0, MAX_CPU))
 
     @property
     def place(self) -> Place:
@@ -48,9 +54,9 @@ class Leg:
     """One direction through one router: frames to ``mac`` with these IPv4 addresses
     (text). ``destination`` is the first of ``Traffic.destinations``."""
 
-    mac: str
-    source: str
-    destination: str
+    mac: str = field(metadata=keys.MAC)
+    source: str = field(metadata=keys.ADDRESS)
+    destination: str = field(metadata=keys.ADDRESS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +86,11 @@ class Traffic:
     of it. With ``burst`` (seconds) frames come at twice the rate for that time, then
     hardly any for as long, in turn."""
 
-    size: int | Literal["imix"] = 60
-    flows: int = 1
-    bidirectional: bool = False
-    destinations: int = 1
-    burst: float = 0.0
+    size: Size = field(default=60, metadata=keys.SIZE)
+    flows: int = field(default=1, metadata=whole(1, keys.MAX_FLOWS))
+    bidirectional: bool = field(default=False, metadata=FLAG)
+    destinations: int = field(default=1, metadata=whole(1, keys.MAX_DESTINATIONS))
+    burst: float = field(default=0.0, metadata={**keys.DURATION, "maximum": 1})
 
 
 class Tuning(enum.StrEnum):
@@ -115,26 +121,34 @@ class Configuration:
     """
 
     name: str
-    tuning: Tuning = Tuning.UNTUNED
-    policy: str | None = None
+    tuning: Tuning = field(default=Tuning.UNTUNED, metadata=choice(*map(str, Tuning)))
+    # The key is the path.
+    policy: str | None = field(default=None, metadata=short_text("a path such as router.yaml"))
     policy_path: str | None = None
-    cpus: str | None = None
-    apply: tuple[str, ...] = ()
-    revert: tuple[str, ...] = ()
-    attachment: BenchAttachment = BenchAttachment.AS_IS
-    vhost: bool | None = None
-    queues: int | None = None
-    ring: int | None = None
-    mergeable: bool | None = None
-    scale: Mapping[str, int] = field(default_factory=dict)
+    cpus: str | None = field(default=None, metadata=keys.CPUS)
+    apply: tuple[str, ...] = field(default=(), metadata=keys.COMMAND)
+    revert: tuple[str, ...] = field(default=(), metadata=keys.COMMAND)
+    attachment: BenchAttachment = field(
+        default=BenchAttachment.AS_IS, metadata=choice(*map(str, BenchAttachment))
+    )
+    vhost: bool | None = field(default=None, metadata=FLAG)
+    queues: int | None = field(default=None, metadata=whole(1, keys.MAX_QUEUES))
+    ring: int | None = field(default=None, metadata=choice(256, 512, 1024, type="integer"))
+    mergeable: bool | None = field(default=None, metadata=FLAG)
+    scale: Mapping[str, int] = field(
+        default_factory=dict,
+        metadata=by_name(
+            whole(1, keys.MAX_MEMBERS), "a number of members by the group's name, such as {edge: 2}"
+        ),
+    )
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Limits that no run may exceed: offered pps and seconds of one trial."""
 
-    pps: int = 2_000_000
-    seconds: float = 3600.0
+    pps: int = field(default=2_000_000, metadata=keys.RATE)
+    seconds: float = field(default=3600.0, metadata=keys.DURATION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,35 +163,66 @@ class Method:
     each rate with frames of each of these sizes instead of ``Traffic.size``.
     """
 
-    kind: str = "sweep"
-    rates: tuple[int, ...] = ()
-    seconds: float = 2.0
-    repeats: int = 1
-    low: int = 0
-    high: int = 0
-    loss: float = 0.0
-    precision: float = 0.05
-    trials: int = 1
-    duration: float = 0.0
+    kind: str = field(default="sweep", metadata=choice(*keys.KINDS))
+    rates: tuple[int, ...] = field(default=(), metadata=keys.RATES)
+    seconds: float = field(default=2.0, metadata=keys.DURATION)
+    repeats: int = field(default=1, metadata=whole(1, 1000))
+    low: int = field(default=0, metadata=whole(0, keys.MAX_PPS))
+    high: int = field(default=0, metadata=whole(1, keys.MAX_PPS))
+    loss: float = field(default=0.0, metadata=keys.SHARE)
+    precision: float = field(default=0.05, metadata=keys.PRECISION)
+    trials: int = field(default=1, metadata=whole(1, 100))
+    duration: float = field(default=0.0, metadata=keys.DURATION)
     # fairness: pps by router name, where they are not equal.
-    by_router: Mapping[str, int] = field(default_factory=dict)
-    latency: bool = False
-    sizes: tuple[int | Literal["imix"], ...] = ()
+    by_router: Mapping[str, int] = field(
+        default_factory=dict,
+        metadata=by_name(keys.RATE, "rates by router name such as {vr1: 8000}"),
+    )
+    latency: bool = field(default=False, metadata=FLAG)
+    sizes: tuple[Size, ...] = field(
+        default=(), metadata=sequence(keys.SIZE, "a list of sizes such as [60, 508, 1496]")
+    )
+
+
+_ENDPOINT = keys_of(Endpoint, "keys such as device: g0", "device")
+_LEG = keys_of(Leg, "{source: 10.10.1.2, destination: 10.20.1.100}", "source", "destination")
+_ROUTER = mapping(
+    "a mapping with the keys guest and forth",
+    {
+        "guest": short_text("the guest's name"),
+        "guests": sequence(
+            short_text("the guest's name as text"),
+            "a list of guests such as [vr1, vr2]",
+            maxItems=keys.MAX_MEMBERS,
+        ),
+        "native": short_text("any name"),
+        "forth": _LEG,
+        "back": _LEG,
+    },
+    ("forth",),
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
     """One specification file, whole and checked."""
 
-    name: str
-    left: Endpoint
-    right: Endpoint
-    routers: tuple[Router, ...]
-    traffic: Traffic = Traffic()
-    method: Method = Method()
-    configuration: Configuration = field(default_factory=lambda: Configuration("untuned"))
-    limits: Limits = Limits()
-    warmup: float = 0.5
+    name: str = field(metadata=short_text("a name"))
+    left: Endpoint = field(metadata=_ENDPOINT)
+    right: Endpoint = field(metadata=_ENDPOINT)
+    routers: tuple[Router, ...] = field(
+        metadata=sequence(_ROUTER, "a list of mappings with the keys guest and forth")
+    )
+    traffic: Traffic = field(default=Traffic(), metadata=keys_of(Traffic, "keys such as size: 60"))
+    method: Method = field(
+        default=Method(), metadata=keys_of(Method, "keys such as kind: sweep", "kind")
+    )
+    configuration: Configuration = field(
+        default_factory=lambda: Configuration("untuned"),
+        metadata=keys_of(Configuration, "keys such as tuning: untuned"),
+    )
+    limits: Limits = field(default=Limits(), metadata=keys_of(Limits, "keys such as pps: 200000"))
+    warmup: float = field(default=0.5, metadata=keys.DURATION)
     path: str | None = None
 
 
@@ -191,7 +236,7 @@ class Load:
     seconds: float
     frames: int | None = None
     latency: bool = False
-    size: int | Literal["imix"] | None = None
+    size: Size | None = None
 
     @property
     def total(self) -> float:

@@ -6,23 +6,12 @@ from __future__ import annotations
 import dataclasses
 import posixpath
 import re
-from collections.abc import Callable
-from typing import Any
+from typing import Any, get_type_hints
 
 from vsrtune.bench.spec.checks import differences, mistakes
-from vsrtune.bench.spec.model import (
-    BenchAttachment,
-    Configuration,
-    Endpoint,
-    Leg,
-    Limits,
-    Method,
-    Router,
-    Spec,
-    Traffic,
-    Tuning,
-)
-from vsrtune.bench.spec.schema import DURATION_PATTERN, schema
+from vsrtune.bench.spec.keys import DURATION_PATTERN, keys_of
+from vsrtune.bench.spec.model import Configuration, Spec
+from vsrtune.core.codec import decode
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.policy.model import Policy, PolicyErrors
 from vsrtune.policy.parser import parse, require_mapping
@@ -31,7 +20,15 @@ from vsrtune.policy.yaml_reader import Document, read
 
 PDR_LOSS = 0.005
 KIND = "bench specification"
+_TIMES = ("seconds", "duration")
 _SCALE = {"ms": 0.001, "s": 1.0, "min": 60.0}
+
+
+def schema(*, partial: bool = False) -> dict[str, Any]:
+    """The JSON Schema of a specification; with ``partial``, that of a comparison's later file,
+    which may leave out what it shares with the first."""
+    required = ("configuration",) if partial else ("left", "right", "routers", "method")
+    return keys_of(Spec, "keys such as left, right and routers", *required)
 
 
 def load_text(text: str, path: str, base: Spec | None = None) -> Spec:
@@ -82,14 +79,7 @@ def load(document: Document, path: str, base: Spec | None = None) -> Spec:
         *(error for _, error in structural(document, path, schema(partial=base is not None))),
     ]
     if not errors:
-        data = document.data
-        stated: dict[str, Any] = {key: _READ[key](data[key]) for key in _READ if key in data}
-        name = data.get("name", posixpath.splitext(posixpath.basename(path))[0])
-        stated |= {
-            "name": name,
-            "configuration": _configuration(data.get("configuration", {}), name, path),
-            "path": path,
-        }
+        stated = _stated(document.data, path)
         spec = Spec(**stated) if base is None else dataclasses.replace(base, **stated)
         found = [*(differences(stated, base) if base else ()), *mistakes(spec, document.lines)]
         errors += located(found, document.lines, path)
@@ -98,65 +88,44 @@ def load(document: Document, path: str, base: Spec | None = None) -> Spec:
     raise PolicyErrors(sorted(errors, key=lambda e: int(e.where.rpartition(":")[2])))
 
 
+def _stated(data: dict[str, Any], path: str) -> dict[str, Any]:
+    """The fields of a Spec that a file states, of data that fit the schema."""
+    name = data.get("name", posixpath.splitext(posixpath.basename(path))[0])
+    configuration = {"name": name, **data.get("configuration", {})}
+    if "policy" in configuration:
+        policy = configuration.pop("policy")
+        configuration["policy_path"] = posixpath.join(posixpath.dirname(path), policy)
+    if "cpus" in configuration:
+        configuration["cpus"] = str(configuration["cpus"]).strip()
+    values = {**data, "name": name, "configuration": configuration, "path": path}
+    if "routers" in data:
+        values["routers"] = [_router(router) for router in data["routers"]]
+    if data.get("method", {}).get("kind") == "pdr":
+        values["method"] = {"loss": PDR_LOSS, **data["method"]}
+    for key, times in (("traffic", ("burst",)), ("method", _TIMES), ("limits", _TIMES)):
+        if key in data:
+            within = values[key]
+            values[key] = {k: _duration(v) if k in times else v for k, v in within.items()}
+    if "warmup" in data:
+        values["warmup"] = _duration(data["warmup"])
+    fields = get_type_hints(Spec)
+    return {key: decode(fields[key], value) for key, value in values.items()}
+
+
+def _router(data: dict[str, Any]) -> dict[str, Any]:
+    members = data.get("guests", [])
+    guest, native = data.get("guest", "+".join(members)), data.get("native")
+    legs = {way: data[way] for way in ("forth", "back") if way in data}
+    return {
+        # The checks report more or fewer than one of the three.
+        "name": guest or native or "",
+        "native": native is not None and not guest,
+        "members": members,
+        **{way: {**leg, "mac": leg.get("mac", "").lower()} for way, leg in legs.items()},
+    }
+
+
 def _duration(value: float | str) -> float:
     """Seconds of a number, or of text with a unit that fits the schema."""
     found = re.match(DURATION_PATTERN, str(value))
     return float(value) if found is None else float(found[1]) * _SCALE[found[3]]
-
-
-def _seconds(data: dict[str, Any], *keys: str) -> dict[str, Any]:
-    return {k: _duration(v) if k in keys else v for k, v in data.items()}
-
-
-def _method(data: dict[str, Any]) -> Method:
-    values = _seconds(data, "seconds", "duration")
-    for key in ("rates", "sizes"):
-        values[key] = tuple(values.get(key, ()))
-    if values["kind"] == "pdr":
-        values.setdefault("loss", PDR_LOSS)
-    return Method(**values)
-
-
-def _router(data: dict[str, Any]) -> Router:
-    native = data.get("native")
-    back = data.get("back")
-    members = tuple(data.get("guests", ()))
-    guest = data.get("guest", "+".join(members))
-    return Router(
-        # The checks report more or fewer than one of the three.
-        name=guest or native or "",
-        forth=_leg(data["forth"]),
-        back=None if back is None else _leg(back),
-        native=native is not None and not guest,
-        members=members,
-    )
-
-
-def _leg(data: dict[str, Any]) -> Leg:
-    return Leg(data.get("mac", "").lower(), data["source"], data["destination"])
-
-
-def _configuration(data: dict[str, Any], name: str, path: str) -> Configuration:
-    values = dict(data)
-    policy = values.pop("policy", None)
-    if policy is not None:
-        values["policy_path"] = posixpath.join(posixpath.dirname(path), policy)
-    if "cpus" in values:
-        values["cpus"] = str(values["cpus"]).strip()
-    for key in ("apply", "revert"):
-        values[key] = tuple(values.get(key, ()))
-    values["tuning"] = Tuning(values.get("tuning", "untuned"))
-    values["attachment"] = BenchAttachment(values.get("attachment", "as-is"))
-    return Configuration(name=name, **values)
-
-
-# How the value of a key becomes the field of a Spec, for keys that a comparison shares.
-_READ: dict[str, Callable[[Any], Any]] = {
-    "left": lambda data: Endpoint(**data),
-    "right": lambda data: Endpoint(**data),
-    "routers": lambda data: tuple(_router(router) for router in data),
-    "traffic": lambda data: Traffic(**_seconds(data, "burst")),
-    "method": _method,
-    "limits": lambda data: Limits(**_seconds(data, "seconds")),
-    "warmup": _duration,
-}

@@ -12,9 +12,10 @@ destination ports, whose length has no factor in common with the first.
 from __future__ import annotations
 
 import ipaddress
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import ceil, gcd
+from math import ceil, gcd, prod
 from typing import Literal
 
 from vsrtune.bench.spec.model import Leg, Load, Router, Spec
@@ -77,18 +78,14 @@ def circles(flows: int) -> tuple[int, int]:
     Up to SOURCE_PORTS the first circle is enough. Beyond, where no two fitting factors give
     the exact number, they give the nearest greater one.
     """
-    if flows <= SOURCE_PORTS:
-        return flows, 1
-    best: tuple[int, int, int] | None = None
-    for second in range(ceil(flows / SOURCE_PORTS), PORT_BLOCK + 1):
+    found = []
+    for second in range(1, PORT_BLOCK + 1):
         first = ceil(flows / second)
         while gcd(first, second) != 1:
             first += 1
-        if first <= SOURCE_PORTS and (best is None or first * second < best[0]):
-            best = (first * second, first, second)
-    if best is None:
-        raise VsrtuneError(f"{flows} flows are more than can be told apart")
-    return best[1], best[2]
+        if first <= SOURCE_PORTS:
+            found.append((first, second))
+    return min(found, key=prod)
 
 
 def legs(spec: Spec) -> tuple[tuple[Router, Direction, Leg], ...]:
@@ -104,15 +101,10 @@ def legs(spec: Spec) -> tuple[tuple[Router, Direction, Leg], ...]:
 
 
 def streams(spec: Spec, load: Load) -> tuple[Stream, ...]:
-    """The streams of a load. The legs of a router share its rate equally. Raises
-    VsrtuneError for a router that the spec does not have, or a rate below zero."""
-    names = {router.name for router in spec.routers}
-    for name, pps in load.pps.items():
-        if name not in names or pps < 0:
-            raise VsrtuneError(f"cannot send {pps:g} frames per second to {name!r}")
+    """The streams of a load. The legs of a router share its rate equally."""
     every = legs(spec)
     size = spec.traffic.size if load.size is None else load.size
-    shares = {r.name: sum(1 for other, _, _ in every if other is r) for r in spec.routers}
+    shares = Counter(router.name for router, _, _ in every)
     rates = [load.pps.get(router.name, 0.0) / shares[router.name] for router, _, _ in every]
     counts = _counts(rates, load)
     source_ports, destination_ports = circles(spec.traffic.flows)

@@ -45,7 +45,7 @@ class Agent:
         self._devices: tuple[str, ...] = ()
         self._generator: pktgen.Pktgen | None = None
         self._sink: Sink | None = None
-        self._receivers: dict[str, probe.Receiver] = {}
+        self._receivers: dict[str, probe.ProbeSocket] = {}
         self._loaded = False
 
     def answer(self, request: Mapping[str, Any]) -> Any:
@@ -63,7 +63,7 @@ class Agent:
         self._loaded = pktgen.load_module()
         self._generator = pktgen.Pktgen(names)
         self._devices = tuple(names)
-        self._receivers = {name: probe.Receiver(name) for name in names}
+        self._receivers = {name: probe.ProbeSocket(name) for name in names}
         return {"boot": boot_id(), "devices": described}
 
     def sink(self, counted: dict[str, list[dict[str, Any]]]) -> None:
@@ -77,8 +77,8 @@ class Agent:
         self, streams: list[dict[str, Any]], seconds: float, probes: dict[str, Any] | None
     ) -> dict[str, Any]:
         """Send the streams, with probes beside them, and return what was sent."""
-        if self._generator is None:
-            raise VsrtuneError("the agent was not opened")
+        self._check([stream["device"] for stream in streams])
+        assert self._generator is not None, "open comes first"
         self._generator.configure([decode(Stream, stream) for stream in streams])
         stop = threading.Event()
         with ThreadPoolExecutor() as pool:
@@ -112,10 +112,10 @@ class Agent:
         """The probes of a run that arrived, once there are ``count`` or after ``wait``."""
         receiver = self._receivers[device]
         end = time.monotonic() + wait
-        found = receiver.received(run)
+        found = receiver.stamps(run)
         while len(found) < count and (left := end - time.monotonic()) > 0:
             select.select([receiver.socket], [], [], left)
-            found.update(receiver.received(run))
+            found.update(receiver.stamps(run))
         return sorted(found.items())
 
     def clean(self, namespace: str | None, names: list[str]) -> None:

@@ -50,8 +50,7 @@ _SOFAR = re.compile(r"pkts-sofar: (\d+)\s+errors: (\d+)")
 # Microseconds; 0 before the start. "Result:" does not do: any later command overwrites it, even
 # a delay for a stream that has just ended.
 _TIMES = re.compile(r"started: (\d+)us\s+stopped: (\d+)us")
-_RUNNING = ("Running:",)
-_LABELS = (*_RUNNING, "Stopped:")
+_LABELS = "Running|Stopped"
 _NO_DELAY_LIMIT = 0x7FFFFFFF - 1
 
 
@@ -102,8 +101,6 @@ class Pktgen:
         available = threads()
         numbers = dict.fromkeys(self._devices, 0)
         for stream in streams:
-            if stream.device not in self._devices:
-                raise VsrtuneError("refused: it is not a device of this bench", where=stream.device)
             if stream.cpu not in available:
                 raise VsrtuneError(
                     f"CPU {stream.cpu} has no thread of the packet generator",
@@ -166,7 +163,7 @@ class Pktgen:
 
     def _ended(self) -> bool:
         cpus = {stream.cpu for stream in self._streams.values()}
-        running = {name for cpu in cpus for name in _listed(cpu, _RUNNING)}
+        running = {name for cpu in cpus for name in _listed(cpu, "Running")}
         return all(
             name not in running and _seconds(_text(name)) is not None for name in self._streams
         )
@@ -212,8 +209,6 @@ def commands(stream: Stream) -> list[str]:
     if int(stream.leg.mac.split(":")[0], 16) & 1:
         raise VsrtuneError("refused: it is a group address, every host would get it",
                            where=stream.leg.mac)  # fmt: skip
-    if not stream.frames > 0 or not stream.pps > 0:
-        raise VsrtuneError("a stream needs a rate and a count", where=stream.key)
     pps = 2 * stream.pps if stream.burst else stream.pps
     delay = min(round(1e9 / pps), _NO_DELAY_LIMIT)
     if stream.size:
@@ -271,17 +266,13 @@ def threads() -> tuple[int, ...]:
     return tuple(sorted(int(m[1]) for name in names if (m := _THREAD.fullmatch(name))))
 
 
-def parse_thread(text: str, labels: Sequence[str] = _LABELS) -> list[str]:
+def parse_thread(text: str, labels: str = _LABELS) -> list[str]:
     """The devices that a thread's file lists."""
-    found: list[str] = []
-    for line in text.splitlines():
-        for label in labels:
-            if line.startswith(label):
-                found += line.removeprefix(label).split()
-    return found
+    lines = re.findall(rf"^(?:{labels}):(.*)", text, re.MULTILINE)
+    return [name for line in lines for name in line.split()]
 
 
-def _listed(cpu: int, labels: Sequence[str] = _LABELS) -> list[str]:
+def _listed(cpu: int, labels: str = _LABELS) -> list[str]:
     return parse_thread(_text(f"kpktgend_{cpu}"), labels)
 
 

@@ -71,10 +71,17 @@ def number_of(data: bytes, run: int) -> int | None:
     return int(number) if its_run == run else None
 
 
-class _Packets(Closing):
-    """A packet socket of one device, whose probes carry time stamps."""
+class ProbeSocket(Closing):
+    """A packet socket of one device, whose probes carry time stamps. By default it collects
+    probes that arrive, from its creation on. Raises VsrtuneError."""
 
-    def __init__(self, device: str, protocol: int, option: int, value: int) -> None:
+    def __init__(
+        self,
+        device: str,
+        protocol: int = _ETH_P_IP,
+        option: int = _SO_TIMESTAMPNS,
+        value: int = 1,
+    ) -> None:
         self.socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
         try:
             self.socket.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _ROOM)
@@ -85,7 +92,9 @@ class _Packets(Closing):
         self.socket.setblocking(False)
         self.socket.setsockopt(socket.SOL_SOCKET, option, value)
 
-    def _drain(self, run: int, flags: int) -> dict[int, int]:
+    def stamps(self, run: int, flags: int = 0) -> dict[int, int]:
+        """Numbers of the probes of this run that were read since the last call, and their times
+        (nanoseconds of the realtime clock)."""
         found: dict[int, int] = {}
         with contextlib.suppress(BlockingIOError):
             while True:
@@ -98,43 +107,6 @@ class _Packets(Closing):
 
     def close(self) -> None:
         self.socket.close()
-
-
-class Receiver(_Packets):
-    """Collects probes at a device, from its creation on."""
-
-    def __init__(self, device: str) -> None:
-        super().__init__(device, _ETH_P_IP, _SO_TIMESTAMPNS, 1)
-
-    def received(self, run: int) -> dict[int, int]:
-        """Numbers of the probes of this run that arrived since the last call, and their times
-        (nanoseconds of the realtime clock)."""
-        return self._drain(run, 0)
-
-
-class _Sender(_Packets):
-    """Sends probes from a device."""
-
-    def __init__(self, device: str) -> None:
-        # Protocol 0 receives nothing.
-        super().__init__(device, 0, _SO_TIMESTAMPING, _TX_SOFTWARE | _REPORT_SOFTWARE)
-        self._mac: bytes = self.socket.getsockname()[4]
-
-    def send(self, leg: Leg, run: int, number: int, flow: int) -> dict[int, int]:
-        """Send a probe. Return its number with the time just before, in nanoseconds; nothing
-        when the device did not take it."""
-        data = frame(self._mac, leg, run, number, flow)
-        now = time.clock_gettime_ns(time.CLOCK_REALTIME)
-        try:
-            self.socket.send(data)
-        except OSError:
-            return {}
-        return {number: now}
-
-    def sent(self, run: int) -> dict[int, int]:
-        """When the driver took the probes sent since the last call; empty for drivers without
-        time stamps."""
-        return self._drain(run, socket.MSG_ERRQUEUE)
 
 
 def send_at_rate(
@@ -153,13 +125,21 @@ def send_at_rate(
     stop = stop or threading.Event()
     times: dict[int, int] = {}
     begin = time.monotonic() + delay
-    with _Sender(device) as sender:
+    # Protocol 0 receives nothing. The error queue says when the driver took a probe.
+    with ProbeSocket(device, 0, _SO_TIMESTAMPING, _TX_SOFTWARE | _REPORT_SOFTWARE) as sender:
+        mac: bytes = sender.socket.getsockname()[4]
         for number in range(count):
             if stop.wait(max(0.0, begin + number / rate - time.monotonic())):
                 break
-            times.update(sender.send(legs[number % len(legs)], run, number, number % flows))
-            times.update(sender.sent(run))
-        times.update(sender.sent(run))
+            data = frame(mac, legs[number % len(legs)], run, number, number % flows)
+            # The time just before counts for drivers without time stamps.
+            now = time.clock_gettime_ns(time.CLOCK_REALTIME)
+            # A device may not take it.
+            with contextlib.suppress(OSError):
+                sender.socket.send(data)
+                times[number] = now
+            times.update(sender.stamps(run, socket.MSG_ERRQUEUE))
+        times.update(sender.stamps(run, socket.MSG_ERRQUEUE))
     return times
 
 
