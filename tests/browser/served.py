@@ -19,21 +19,23 @@ from vsrtune.daemon.http import Metrics  # noqa: E402
 
 # The same on every day: 2026-10-26 10:00:00 UTC.
 WHEN = 1793008800.0
+BUSY = recorded_state.BUSY
 # What nobody should call a guest, but can.
 EVIL = '<script>alert("vr1")</script><img src=x onerror=alert(1)>'
 
 
 @contextmanager
-def page(recording: str, rename: str = "") -> Iterator[str]:
+def page(recording: str, rename: str = "", *, traffic: bool = False) -> Iterator[str]:
     """The address of the page of a recorded host that is tuned, on which somebody has changed
-    a queue since. ``rename`` is another name for its first guest."""
+    a queue since. ``rename`` is another name for its first guest. ``traffic`` is made up."""
     with recorded_state.passes(recording, rename=rename) as (host, passes):
         passes.run()
         recorded_state.run_threads(host)
         recorded_state.set_queue(host, 0, 77)
         passes.run()
         metrics = Metrics()
-        metrics.update(replace(passes.state, last_pass=WHEN))
+        state = recorded_state.with_traffic(passes.state) if traffic else passes.state
+        metrics.update(replace(state, last_pass=WHEN))
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]

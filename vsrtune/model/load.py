@@ -164,6 +164,11 @@ class GuestFrames:
     dropped: int = 0
     sent: int = 0
 
+    def __add__(self, more: GuestFrames) -> GuestFrames:
+        return GuestFrames(
+            self.arrived + more.arrived, self.dropped + more.dropped, self.sent + more.sent
+        )
+
     def since(self, before: GuestFrames | None, seconds: float) -> FrameRates | None:
         """The rates between two counts; None without an earlier one, or when a counter is lower
         than before, because its device is another one."""
@@ -181,16 +186,6 @@ class FrameRates:
 
     forwarded: float
     dropped: float
-
-
-def total_frames(devices: Collection[str], frames: Mapping[str, GuestFrames]) -> GuestFrames | None:
-    """The frames of ``devices`` together; None when one of them, or any, is missing."""
-    if not devices or any(name not in frames for name in devices):
-        return None
-    found = [frames[name] for name in devices]
-    return GuestFrames(
-        sum(f.arrived for f in found), sum(f.dropped for f in found), sum(f.sent for f in found)
-    )
 
 
 def shared_devices(guests: Iterable[Guest]) -> frozenset[int]:

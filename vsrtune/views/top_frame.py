@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import DATA_PLANE, Guest, Sched, ThreadKey
 from vsrtune.model.host import Nic
-from vsrtune.model.load import FrameRates, HostSample, shared_devices, total_frames
+from vsrtune.model.load import FrameRates, GuestFrames, HostSample, shared_devices
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import HOST_REF
@@ -249,11 +249,14 @@ def _rates(interval: _Interval, refs: Collection[str]) -> Iterable[tuple[str, Fr
     guests = interval.after.snapshot.guests
     shared = shared_devices(guests)
     for guest in guests:
-        if guest.ref in refs and not any(i.ifindex in shared for i in guest.interfaces):
-            devices = [i.target for i in guest.interfaces]
-            before = total_frames(devices, interval.before.frames)
-            after = total_frames(devices, interval.after.frames)
-            rates = after.since(before, interval.seconds) if after is not None else None
+        devices = {i.target for i in guest.interfaces if i.ifindex not in shared}
+        known = devices & interval.before.frames.keys() & interval.after.frames.keys()
+        if guest.ref in refs and len(known) == len(guest.interfaces) > 0:
+            before, after = (
+                sum((s.frames[name] for name in known), GuestFrames())
+                for s in (interval.before, interval.after)
+            )
+            rates = after.since(before, interval.seconds)
             if rates is not None:
                 yield guest.ref, rates
 
