@@ -54,7 +54,7 @@ def main() -> None:
     subprocess.run(["ip", "link", "set", "lo", "up"], check=True)
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place,
-        served.page("trixie-e1000e", rename=served.EVIL, traffic=True) as url,
+        served.page("trixie-e1000e", rename=served.EVIL, recent=served.made_up) as url,
         chromium.tab(Path(place)) as tab,
     ):
         tab.size(1280, 900)
