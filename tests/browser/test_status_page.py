@@ -88,4 +88,54 @@ def test_nothing_is_asked_of_anybody_else(seen: dict[str, Any]) -> None:
 def test_its_style_is_in_force_by_day_and_night_and_on_a_telephone(seen: dict[str, Any]) -> None:
     """The style sheet passes the Content-Security-Policy by its hash."""
     assert (seen["light"], seen["dark"]) == ("rgb(255, 255, 255)", "rgb(20, 24, 28)")
-    assert seen["overflow"] <= 0
+    assert {(v["scheme"], v["width"]) for v in seen["views"]} == {
+        (scheme, width) for scheme in ("light", "dark") for width in (360, 1024, 1920)
+    }
+    assert {v["overflow"] for v in seen["views"]} == {0}
+
+
+def test_every_text_and_drawing_can_be_read(seen: dict[str, Any]) -> None:
+    for view in seen["views"]:
+        ratio, text = view["contrast"]
+        assert ratio >= 4.5, (view["scheme"], text)
+
+
+def test_the_bars_are_as_wide_as_cpus_are_busy(seen: dict[str, Any]) -> None:
+    cpus = seen["data"]["cpus"]
+    assert [(c["busy"], c["softirq"]) for c in cpus] == [*served.BUSY.values()]
+    for view in seen["views"]:
+        bars = [d for d in view["drawn"] if not d["within"]]
+        for cpu, bar in zip(cpus, bars, strict=True):
+            busy, softirq = bar["parts"]
+            _, _, width, height = bar["box"]
+            assert width > 100 and height >= 5
+            assert abs(busy["width"] - cpu["busy"] * width) < 1
+            assert abs(softirq["width"] - cpu["softirq"] * width) < 1
+            # They differ in more than colour.
+            assert softirq["height"] < busy["height"]
+            assert bar["role"] == "img"
+    assert bars[0]["title"] == "66 % busy, 58 % in SoftIRQs"
+
+
+def test_plots_of_what_guests_forward_and_lose(seen: dict[str, Any]) -> None:
+    for view in seen["views"]:
+        plots = [d for d in view["drawn"] if d["within"]]
+        assert [d["within"] for d in plots] == [served.EVIL, served.EVIL, "vr2", "vr2"]
+        for plot in plots:
+            left, right, width, height = plot["box"]
+            (path,) = plot["parts"]
+            assert 0 <= left < right <= view["width"]
+            assert width > 200 and height > 30
+            assert path["width"] > 0.99 * width and path["height"] > 0.9 * (height - 1)
+            assert plot["role"] == "img"
+    assert [plot["title"] for plot in plots[:2]] == [
+        "forwarded frames a second: 48,000 now, 1,600 to 48,000 in the last 5 min",
+        "dropped frames a second: 6,000 now, 200 to 6,000 in the last 5 min",
+    ]
+
+
+def test_a_guest_with_an_override_says_so_and_what_it_is(seen: dict[str, Any]) -> None:
+    text = re.sub(r"\s+", " ", seen["text"])
+    above, _, _ = text.partition("thread class")
+    assert f"{served.EVIL} tuned, 1 override policy" in above
+    assert "something changed it to 77, we had set 300" in above

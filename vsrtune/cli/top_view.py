@@ -19,7 +19,7 @@ from vsrtune.core.text import printable
 from vsrtune.views import top_tables
 from vsrtune.views.host_view import ThreadView
 from vsrtune.views.layout import cells, elide, fit
-from vsrtune.views.tables import Table
+from vsrtune.views.tables import Table, filled
 from vsrtune.views.top_frame import CpuRow, DropRow, Frame
 
 # From this width on the threads have the left half for themselves.
@@ -100,6 +100,7 @@ def view(frame: Frame, width: int, height: int) -> Layout:
     order = _cpu_order(frame)
     others = [
         ScreenTable(top_tables.cpu_table(frame), 4, "CPUs", frame.cpus, _CPU_STYLES, order),
+        *(ScreenTable(t, 2, "guests") for t in filled(top_tables.rate_table(frame))),
         ScreenTable(top_tables.drop_table(frame), 3, "places", frame.drops, _DROP_STYLES),
         *(ScreenTable(t, 2, _NOUNS[t.title]) for t in top_tables.setting_tables(frame)),
     ]

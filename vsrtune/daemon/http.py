@@ -38,7 +38,7 @@ from vsrtune.core.errors import VsrtuneError
 from vsrtune.model.daemon_state import DaemonState
 from vsrtune.views.metric_families import collect
 from vsrtune.views.metric_subjects import Scrape
-from vsrtune.views.page_data import Data, status_page
+from vsrtune.views.page_data import PLOT, Data, overrides, plot, status_page, wrong
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -63,6 +63,7 @@ def _template() -> Template:
 
     environment = Environment(autoescape=True, undefined=StrictUndefined)
     source = files("vsrtune.views").joinpath("page.html.j2").read_text("utf-8")
+    environment.globals |= {"plot": plot, "overrides": overrides, "size": PLOT}
     return environment.from_string(source)
 
 
@@ -86,7 +87,10 @@ def html(page: Data) -> str:
         when = datetime.fromtimestamp(page["last_pass"], UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     # Our own file, so it is not escaped: its hash must be that of the policy.
     style = Markup(_style())  # noqa: S704
-    return _template().render(page=page, when=when, style=style, refresh=REFRESH)
+    told: dict[str, list[str]] = {}
+    for row in wrong(page):
+        told.setdefault(row["where"], []).append(row["what"])
+    return _template().render(page=page, wrong=told, when=when, style=style, refresh=REFRESH)
 
 
 App = Callable[[dict[str, Any], Callable[..., Any]], Iterable[bytes]]

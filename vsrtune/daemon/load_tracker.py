@@ -1,25 +1,32 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Loads for the daemon: measures them while a policy places by load, counts moves, and saves
-the loads for other processes."""
+the loads for other processes; and for the status page, how busy CPUs and guests were of late."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.daemon.journald import LOGGER
-from vsrtune.model.daemon_state import DaemonState
-from vsrtune.model.load import moves
+from vsrtune.host.cpus import parse_cpu_times
+from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.netdev import guest_frames, parse_net_dev
+from vsrtune.model.daemon_state import DaemonState, Recent
+from vsrtune.model.load import CpuTimes, GuestFrames, counted_devices, moves, shared_devices
 from vsrtune.model.plan import Action
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe.load import LoadMeter
 from vsrtune.observe.one_pass import FEW
 from vsrtune.policy.model import Policy
+from vsrtune.views import page_data
 
 # Minimum time between two placements of all guests by load on a host with many, seconds.
 WHOLE = 30.0
+# Samples for the status page: this many intervals, each of so many seconds at least. That is five
+# minutes with passes every 10 s.
+INTERVALS, SPACING = 30, 9.0
 
 
 class LoadKeeper:
@@ -67,3 +74,58 @@ class LoadKeeper:
                 LOGGER.warning("%s", error)
             self._said = str(error)
         return state
+
+
+class RecentKeeper:
+    """Samples the CPUs, and the guests that the status page lists. A sample reads two files, and
+    less than 1,300 rates are kept, however many guests there are."""
+
+    def __init__(self, root: HostRoot, clock: Callable[[], float] = time.monotonic) -> None:
+        self._root = root
+        self._clock = clock
+        self._at: float | None = None
+        self._cpus: Mapping[int, CpuTimes] = {}
+        self._frames: Mapping[str, GuestFrames] = {}
+        self._recent = Recent()
+
+    def update(self, state: DaemonState) -> DaemonState:
+        """``state`` with the samples up to now; a new one if it is time."""
+        now = self._clock()
+        if self._at is None or now - self._at >= SPACING:
+            cpus, frames = self._read(state)
+            if self._at is not None:
+                self._recent = self._with(cpus, frames, now - self._at)
+            self._at, self._cpus, self._frames = now, cpus, frames
+        return replace(state, recent=self._recent)
+
+    def _read(self, state: DaemonState) -> tuple[dict[int, CpuTimes], dict[str, GuestFrames]]:
+        """Empty where the files cannot be read."""
+        try:
+            cpus = parse_cpu_times(self._root.read("/proc/stat"))
+            devices = parse_net_dev(self._root.read("/proc/net/dev"))
+        except (OSError, ValueError, IndexError):
+            return {}, {}
+        shared = shared_devices(state.snapshot.guests if state.snapshot is not None else ())
+        frames = {
+            guest.ref: guest_frames(counted_devices(guest, shared), devices)
+            for guest in page_data.listed(state)
+        }
+        return cpus, {ref: found for ref, found in frames.items() if found is not None}
+
+    def _with(
+        self, cpus: Mapping[int, CpuTimes], frames: Mapping[str, GuestFrames], seconds: float
+    ) -> Recent:
+        last = self._recent
+        unknown = (None,) * len(last.seconds)
+        shares = {cpu: times.since(self._cpus.get(cpu)) for cpu, times in cpus.items()}
+        return Recent(
+            (*last.seconds, seconds)[-INTERVALS:],
+            {
+                ref: (
+                    *last.rates.get(ref, unknown),
+                    found.since(self._frames.get(ref), seconds),
+                )[-INTERVALS:]
+                for ref, found in frames.items()
+            },
+            {cpu: share for cpu, share in shares.items() if share is not None},
+        )

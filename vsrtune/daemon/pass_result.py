@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.execute.executor import Result
 from vsrtune.model.daemon_state import GuestState, Unmade
-from vsrtune.model.plan import Plan
+from vsrtune.model.plan import DriftRule, Plan
 from vsrtune.model.snapshot import SnapshotSlice
 from vsrtune.model.stepdown import NO_STEPS, Steps
 from vsrtune.model.targets import Target
@@ -33,6 +33,8 @@ def guest_states(
     stepped = Counter(s.guest for s in plan.skipped if s.stepped)
     unable = {r.guest for r in plan.refusals} | set(unsettled)
     held = Counter(s.guest for s in plan.skipped if s.held)
+    left = (d for d in plan.drift if d.left and d.rule is not DriftRule.ENFORCE)
+    overrides = Counter(d.target.guest for d in left)
     waits = Counter(s.guest for s in plan.skipped if s.pending) + Counter(pending)
     return tuple(
         GuestState(
@@ -48,6 +50,7 @@ def guest_states(
             + stepped[guest.ref],
             held=held[guest.ref],
             pending=waits[guest.ref],
+            overrides=overrides[guest.ref],
             policy=named[guest.ref].path if guest.ref in named else "",
             irq=_irq(named.get(guest.ref)),
             step=steps.get(guest.ref),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import posixpath
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -14,6 +14,7 @@ from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.interrupts import read_irqs
 from vsrtune.model.guest import Interface, NicKind
 from vsrtune.model.host import Nic, NicQueue, rps_cpus
+from vsrtune.model.load import GuestFrames
 from vsrtune.model.module_counters import TapCounters
 from vsrtune.model.module_counters import parse as parse_counters
 from vsrtune.model.targets import DEVICE_SETTINGS, queue_file
@@ -372,3 +373,23 @@ def parse_net_dev(text: str) -> dict[str, DeviceFrames]:
         columns = rest.split()
         found[name.strip()] = DeviceFrames(*(int(columns[n]) for n in (1, 3, 9, 11)))
     return found
+
+
+def guest_frames(
+    devices: Collection[tuple[str, NicKind]], frames: Mapping[str, DeviceFrames]
+) -> GuestFrames | None:
+    """The frames of the guest that has ``devices``; None when there are none, or one is gone."""
+    if not devices or any(name not in frames for name, _ in devices):
+        return None
+    arrived = dropped = sent = 0
+    for name, kind in devices:
+        rx, rx_dropped, tx, tx_dropped = frames[name]
+        if kind is NicKind.BRIDGE:
+            # The host sends to the guest through a tap. tun_net_xmit counts frames that find the
+            # ring full as dropped.
+            arrived, dropped, sent = arrived + tx + tx_dropped, dropped + tx_dropped, sent + rx
+        else:
+            # macvtap counts a frame that it drops as received too (macvlan_count_rx).
+            both = rx + rx_dropped if kind is NicKind.NAPI_MACVTAP else rx
+            arrived, dropped, sent = arrived + both, dropped + rx_dropped, sent + tx
+    return GuestFrames(arrived, dropped, sent)

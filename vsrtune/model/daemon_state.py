@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import ThreadKey
+from vsrtune.model.load import CpuShares, FrameRates
 from vsrtune.model.plan import Action, Drift, Plan, Refusal, Skipped
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.stepdown import Step
@@ -87,9 +88,10 @@ BUCKETS = (0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 class GuestState:
     """One guest after a pass. ``drift`` counts settings that differ from the policy, ``held``
     those of them that an operator changed and vsrtune leaves alone, ``pending`` those that wait
-    for their thread to run or for libvirt. ``policy`` is the file that names the guest ("" for
-    none), ``irq`` the interrupt CPUs in that file. ``step`` says how far the guest is stepped
-    down, None when it is not."""
+    for their thread to run or for libvirt. ``overrides`` counts settings that somebody changed and
+    that ``drift`` leaves so, whether they count as drift or not. ``policy`` is the file that names
+    the guest ("" for none), ``irq`` the interrupt CPUs in that file. ``step`` says how far the
+    guest is stepped down, None when it is not."""
 
     ref: str
     source: str
@@ -97,6 +99,7 @@ class GuestState:
     drift: int = 0
     held: int = 0
     pending: int = 0
+    overrides: int = 0
     policy: str = ""
     irq: CpuSet = field(default_factory=CpuSet)
     step: Step | None = None
@@ -129,6 +132,17 @@ class Totals:
 
 
 @dataclass(frozen=True, slots=True)
+class Recent:
+    """What the daemon has sampled of late. ``seconds`` are the lengths of the intervals between
+    samples, the newest last, and ``rates`` those of guests in each of them, None where a rate is
+    not known. ``cpus`` has the shares of the last interval."""
+
+    seconds: tuple[float, ...] = ()
+    rates: Mapping[str, tuple[FrameRates | None, ...]] = field(default_factory=dict)
+    cpus: Mapping[int, CpuShares] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class DaemonState:
     """The latest state; a scrape reads this and never the host."""
 
@@ -150,6 +164,7 @@ class DaemonState:
     last_move: float = 0.0
     # Other threads, which starve beside the guests' real-time threads.
     starved: tuple[Starved, ...] = ()
+    recent: Recent = field(default_factory=Recent)
 
     @property
     def tuned(self) -> int:

@@ -13,11 +13,12 @@ seconds, nobody knows what it would do with a CPU.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import DATA_PLANE, Guest, Thread, ThreadKey
+from vsrtune.model.guest import DATA_PLANE, Guest, NicKind, Thread, ThreadKey
 from vsrtune.model.plan import Action
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import Target, ThreadAffinity, VcpuPin
@@ -135,6 +136,72 @@ class CpuTimes:
     idle: int
     softirq: int
 
+    def since(self, before: CpuTimes | None) -> CpuShares | None:
+        """The shares between two readings; None without an earlier one."""
+        if before is None or self.total <= before.total:
+            return None
+        total = self.total - before.total
+        # The kernel's idle time can go back by a tick.
+        idle = min(max(self.idle - before.idle, 0), total)
+        softirq = min(max(self.softirq - before.softirq, 0), total)
+        return CpuShares(round(1 - idle / total, 4), round(softirq / total, 4))
+
+
+@dataclass(frozen=True, slots=True)
+class CpuShares:
+    """The shares of a CPU's time that it was ``busy``, and that went to SoftIRQs, 0 to 1."""
+
+    busy: float
+    softirq: float
+
+
+@dataclass(frozen=True, slots=True)
+class GuestFrames:
+    """Frames of a guest's devices since these were made: ``arrived`` for the guest, the
+    ``dropped`` ones among them, ``sent`` by it. A router forwards the frames that it sends."""
+
+    arrived: int = 0
+    dropped: int = 0
+    sent: int = 0
+
+    def __add__(self, more: GuestFrames) -> GuestFrames:
+        return GuestFrames(
+            self.arrived + more.arrived, self.dropped + more.dropped, self.sent + more.sent
+        )
+
+    def since(self, before: GuestFrames | None, seconds: float) -> FrameRates | None:
+        """The rates between two counts; None without an earlier one, or when a counter is lower
+        than before, because its device is another one."""
+        if before is None or seconds <= 0:
+            return None
+        sent, dropped = self.sent - before.sent, self.dropped - before.dropped
+        if min(sent, dropped, self.arrived - before.arrived) < 0:
+            return None
+        return FrameRates(round(sent / seconds, 1), round(dropped / seconds, 1))
+
+
+@dataclass(frozen=True, slots=True)
+class FrameRates:
+    """Frames a second that a guest ``forwarded``, and that were ``dropped`` in front of it."""
+
+    forwarded: float
+    dropped: float
+
+
+def shared_devices(guests: Iterable[Guest]) -> frozenset[int]:
+    """Devices of several guests, by ifindex. Their counters tell nothing of one guest alone."""
+    users = Counter(i.ifindex for g in guests for i in g.interfaces)
+    return frozenset(index for index, count in users.items() if count > 1)
+
+
+def counted_devices(guest: Guest, shared: Collection[int]) -> tuple[tuple[str, NicKind], ...]:
+    """The guest's devices, with their kinds, if their counters tell what this guest does. None of
+    them if one is ``shared``, or of a kind whose counters nobody knows."""
+    for interface in guest.interfaces:
+        if interface.kind is NicKind.OTHER or interface.ifindex in shared:
+            return ()
+    return tuple((i.target, i.kind) for i in guest.interfaces)
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class DropPlace:
@@ -149,8 +216,8 @@ class DropPlace:
 @dataclass(frozen=True, slots=True)
 class HostSample:
     """The host at one moment. ``at_ns`` is the time of any steady clock, in nanoseconds; each of
-    ``threads`` has its own. ``drops`` count since the devices were made, ``interrupts`` (by
-    number, over all CPUs) since the boot."""
+    ``threads`` has its own. ``drops`` and ``frames`` (by the guests' devices) count since the
+    devices were made, ``interrupts`` (by number, over all CPUs) since the boot."""
 
     snapshot: Snapshot
     at_ns: int
@@ -158,3 +225,4 @@ class HostSample:
     cpus: Mapping[int, CpuTimes] = field(default_factory=dict)
     drops: Mapping[DropPlace, int] = field(default_factory=dict)
     interrupts: Mapping[int, int] = field(default_factory=dict)
+    frames: Mapping[str, GuestFrames] = field(default_factory=dict)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Reads samples beside the snapshot: for `vsrtune top` the times of threads and CPUs and where
-frames are dropped, for `vsrtune try` the frames of guests. It only reads."""
+"""Reads samples beside the snapshot, for `vsrtune top` and `vsrtune try`: the times of threads and
+CPUs, the frames of guests, and where frames are dropped. It only reads."""
 
 from __future__ import annotations
 
@@ -11,11 +11,19 @@ from typing import TypeVar
 from vsrtune.host.cpus import parse_cpu_times
 from vsrtune.host.filesystem import HostRoot, text_of
 from vsrtune.host.interrupts import parse_counts
-from vsrtune.host.netdev import Device, NetReader, parse_softnet
-from vsrtune.model.load import DropPlace, HostSample
+from vsrtune.host.netdev import (
+    Device,
+    NetReader,
+    guest_frames,
+    parse_net_dev,
+    parse_softnet,
+)
+from vsrtune.model.guest import NicKind
+from vsrtune.model.load import DropPlace, GuestFrames, HostSample
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe.load import read_schedstat
 
+K = TypeVar("K")
 T = TypeVar("T")
 
 # Counters of a lower device that say that a frame was lost, by their names in sysfs.
@@ -29,55 +37,33 @@ def take(
     read, or are gone since, are left out."""
     threads = {t.key for g in snapshot.guests for t in g.threads}
     threads |= {t.key for t in snapshot.host.softirq}
+    net = NetReader(root)
     readings = {key: read_schedstat(root, key, clock) for key in sorted(threads)}
     return HostSample(
         snapshot=snapshot,
         at_ns=clock(),
         threads={key: one for key, one in readings.items() if one is not None},
         cpus=_parsed(root, "/proc/stat", parse_cpu_times),
-        drops={spot: count for spot, count in _drops(root, snapshot) if count is not None},
+        drops={spot: count for spot, count in _drops(root, net, snapshot) if count is not None},
         interrupts=_parsed(root, "/proc/interrupts", parse_counts),
+        frames=dict(_frames(root, net, snapshot)),
     )
 
 
-def frames(root: HostRoot, snapshot: Snapshot) -> tuple[int, int]:
-    """Frames that arrived for the guests of ``snapshot``, and frames that they sent, since their
-    devices were made. Frames that a ring dropped count as arrived. A device that is gone counts
-    nothing."""
-    net = NetReader(root)
-    received = sent = 0
-    for name in {i.target for g in snapshot.guests for i in g.interfaces}:
-        device = net.device(name)
-        if device is None:
-            continue
-        counters = net.counters(device)
-        came: tuple[str, ...] = ("rx_packets",)
-        went = "tx_packets"
-        if device.tun:
-            # tun_net_xmit counts frames that find the ring full as dropped, tun_put_user the rest.
-            came, went = ("tx_packets", "tx_dropped"), "rx_packets"
-        elif counters is not None and counters.rx_received is not None:
-            received += counters.rx_received
-            came = ()
-        # For a macvtap, macvlan_handle_frame counts before the ring.
-        received += sum(_counter(root, device, one) or 0 for one in came)
-        sent += _counter(root, device, went) or 0
-    return received, sent
-
-
-def _parsed(root: HostRoot, path: str, parse: Callable[[str], dict[int, T]]) -> dict[int, T]:
+def _parsed(root: HostRoot, path: str, parse: Callable[[str], dict[K, T]]) -> dict[K, T]:
     try:
         return parse(root.read(path))
     except (OSError, ValueError, IndexError):
         return {}
 
 
-def _drops(root: HostRoot, snapshot: Snapshot) -> Iterator[tuple[DropPlace, int | None]]:
+def _drops(
+    root: HostRoot, net: NetReader, snapshot: Snapshot
+) -> Iterator[tuple[DropPlace, int | None]]:
     """The frames dropped at each place; None where that cannot be read."""
     backlogs = _parsed(root, "/proc/net/softnet_stat", lambda text: dict(parse_softnet(text)))
     for cpu, dropped in backlogs.items():
         yield DropPlace(f"CPU {cpu}", "backlog"), dropped
-    net = NetReader(root)
     for name in sorted({name for g in snapshot.guests for i in g.interfaces for name in i.lower}):
         device = net.device(name)
         if device is not None:
@@ -88,6 +74,20 @@ def _drops(root: HostRoot, snapshot: Snapshot) -> Iterator[tuple[DropPlace, int 
             device = net.device(interface.target)
             for place, count in _of_tap(root, net, device) if device is not None else ():
                 yield DropPlace(interface.target, place, guest.ref), count
+
+
+def _frames(
+    root: HostRoot, net: NetReader, snapshot: Snapshot
+) -> Iterator[tuple[str, GuestFrames]]:
+    """The frames of each of the guests' devices, without those that are gone."""
+    counted = _parsed(root, "/proc/net/dev", parse_net_dev)
+    for name in {i.target for g in snapshot.guests for i in g.interfaces}:
+        device = net.device(name)
+        if device is not None:
+            kind = NicKind.BRIDGE if device.tun else device.kind
+            found = guest_frames(((name, kind),), counted)
+            if found is not None:
+                yield name, found
 
 
 def _of_tap(root: HostRoot, net: NetReader, device: Device) -> tuple[tuple[str, int | None], ...]:

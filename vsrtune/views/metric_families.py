@@ -199,6 +199,19 @@ FAMILIES: tuple[Family[Any], ...] = (
         "Bandwidth the kernel still admits in the root domain.",
         _free,
     ),
+    # -- CPUs
+    Family(
+        "vsrtune_cpu_busy_ratio", "gauge", "ratio", DAEMON,
+        "Share of the CPU's time in which it was not idle, since the sample before.",
+        lambda s: {(str(cpu),): found.busy for cpu, found in s.state.recent.cpus.items()},
+        ("cpu",),
+    ),
+    Family(
+        "vsrtune_cpu_softirq_ratio", "gauge", "ratio", DAEMON,
+        "Share of the CPU's time that went to SoftIRQs, since the sample before.",
+        lambda s: {(str(cpu),): found.softirq for cpu, found in s.state.recent.cpus.items()},
+        ("cpu",),
+    ),
     # -- interfaces
     Family(
         "vsrtune_interface_info", "info", "", INTERFACE,

@@ -9,12 +9,12 @@ of guests; the field ``NAME_left_out`` counts the entries that the list ``NAME``
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from vsrtune import __version__
 from vsrtune.core.text import printable
-from vsrtune.model.daemon_state import DaemonState, GuestState, PlanState, Unmade
+from vsrtune.model.daemon_state import DaemonState, GuestState, PlanState, Recent, Unmade
 from vsrtune.model.guest import REALTIME, Guest, Interface, Role, SchedClass, Thread
 from vsrtune.model.host import Cpu, Host
 from vsrtune.model.plan import Drift, Skipped
@@ -58,14 +58,9 @@ _UNSEEN = Snapshot(Host("", "", 0, (), (), 0, 0), ())
 def status_page(state: DaemonState) -> Data:
     """The page for ``state``; a pure function of it. CPU lists in it are CpuSets."""
     snapshot = state.snapshot or _UNSEEN
-    refused = {r.guest for r in state.plan.refusals}
-    told = {s.ref: (s, _standing(s, refused)) for s in state.guests}
-    counts = Counter(standing for _, standing in told.values())
-    # By state, then most drift, then name.
-    guests = sorted(
-        (g for g in snapshot.guests if g.ref in told),
-        key=lambda g: (_ORDER.index(told[g.ref][1]), -told[g.ref][0].drift, g.ref),
-    )
+    guests = _guests(state)
+    counts = Counter(standing for _, _, standing in guests)
+    rank = {guest.ref: place for place, (guest, _, _) in enumerate(guests)}
     use = reported_use(dict(state.budgets))
     problems = [{"where": f"CPU {s.cpu}", "what": str(s)} for s in state.starved]
     problems += [{"where": p.reader, "what": p.what} for p in snapshot.problems]
@@ -78,13 +73,15 @@ def status_page(state: DaemonState) -> Data:
         "reload_success": state.reload_success,
         "failure": state.failure,
         "totals": {
-            "guests": len(told),
+            "guests": len(guests),
             **{standing.replace(" ", "_"): counts[standing] for standing in _ORDER},
+            "overridden": sum(told.tuned and told.overrides > 0 for _, told, _ in guests),
             "drift": state.drift,
         },
         **_cpus(snapshot, state),
-        **_cut("guests", guests, GUESTS, lambda g: _guest(g, snapshot.host, *told[g.ref], use)),
-        "plan": _plan(state.plan),
+        "intervals": list(state.recent.seconds),
+        **_cut("guests", guests, GUESTS, lambda g: _guest(*g, snapshot.host, state.recent, use)),
+        "plan": _plan(state.plan, rank),
         **_cut("drift", state.drifts, ROWS, _drift),
         **_cut("problems", problems, ROWS, dict),
     }
@@ -110,14 +107,22 @@ def wrong(page: Data) -> list[dict[str, str]]:
     for row in page["plan"]["changes"]:
         changes.setdefault(row["guest"], []).append(row)
     for guest, rows in changes.items():
-        first = f"{rows[0]['setting']} is {rows[0]['now']}, should be {rows[0]['then']}"
+        # Others were taken back because of one that failed.
+        row = next((r for r in rows if r["why"].startswith("failed")), rows[0])
+        first = f"{row['setting']} is {row['now']}, should be {row['then']}"
+        why = f" ({row['why']})" if row["why"] else ""
         more = f"; {len(rows) - 1} more, see `vsrtune verify`" if rows[1:] else ""
-        found.append({"where": guest, "what": first + more})
+        found.append({"where": guest, "what": first + why + more})
     for row in page["plan"]["skipped"]:
         if row["held"] or row["pending"]:
             what = f"{row['setting']}: {row['because']}"
             found.append({"where": row["guest"], "what": what})
     return found + [{"where": "host", "what": text} for text in page["plan"]["warnings"]]
+
+
+def overrides(number: int) -> str:
+    """What follows the state of a guest with so many overrides: ``, 1 override``."""
+    return f", {number} override{'' if number == 1 else 's'}" if number else ""
 
 
 def screen(page: Data, daemon: str, change: str) -> list[Table]:
@@ -133,7 +138,7 @@ def screen(page: Data, daemon: str, change: str) -> list[Table]:
     guests = [
         {
             "guest": guest["name"],
-            "state": guest["state"],
+            "state": guest["state"] + overrides(guest["overrides"]),
             "differs": str(guest["drift"] or NOTHING),
             "policy": guest["policy"] or NOTHING,
         }
@@ -149,6 +154,20 @@ def screen(page: Data, daemon: str, change: str) -> list[Table]:
             Table.of(title, found[:_SCREEN], "warn", text=("what",), wraps=False),
         ),
     ]
+
+
+def _guests(state: DaemonState) -> list[tuple[Guest, GuestState, str]]:
+    """The guests with their states, in numbers and in a word: by that, then most drift, then
+    name."""
+    refused = {r.guest for r in state.plan.refusals}
+    told = {s.ref: (s, _standing(s, refused)) for s in state.guests}
+    found = [(g, *told[g.ref]) for g in (state.snapshot or _UNSEEN).guests if g.ref in told]
+    return sorted(found, key=lambda f: (_ORDER.index(f[2]), -f[1].drift, f[0].ref))
+
+
+def listed(state: DaemonState) -> list[Guest]:
+    """The guests that the page lists."""
+    return [guest for guest, _, _ in _guests(state)[:GUESTS]]
 
 
 def _standing(guest: GuestState, refused: Collection[str]) -> str:
@@ -175,9 +194,12 @@ def _cpus(snapshot: Snapshot, state: DaemonState) -> Data:
 
     def view(cpu: Cpu) -> Data:
         here = sorted(on.get(cpu.id, ()), key=lambda v: ROLES.index(v.thread.role))
+        shares = state.recent.cpus.get(cpu.id)
         return {
             "cpu": cpu.id,
             "online": cpu.online,
+            "busy": None if shares is None else shares.busy,
+            "softirq": None if shares is None else shares.softirq,
             "isolated": cpu.isolated,
             "node": cpu.node,
             "interrupts": serving.get(cpu.id, [])[:CPUS],
@@ -209,17 +231,26 @@ def _on_cpu(view: ThreadView) -> Data:
 
 
 def _guest(
-    guest: Guest, host: Host, told: GuestState, standing: str, use: Callable[[Thread], Use]
+    guest: Guest,
+    told: GuestState,
+    standing: str,
+    host: Host,
+    recent: Recent,
+    use: Callable[[Thread], Use],
 ) -> Data:
     steps = () if told.step is None else (str(told.step),)
+    rates = recent.rates.get(guest.ref, ())
     return {
         "name": guest.ref,
         "source": guest.source,
         "state": standing,
+        "overrides": told.overrides,
         "policy": told.policy,
         "drift": told.drift,
         "held": told.held,
         "pending": told.pending,
+        "forwarded": [None if r is None else r.forwarded for r in rates],
+        "dropped": [None if r is None else r.dropped for r in rates],
         **_cut("threads", thread_views(guest, host, use), THREADS, _thread),
         **_cut("interfaces", guest.interfaces, INTERFACES, _interface),
         "problems": [*steps, *guest.problems][:ROWS],
@@ -259,12 +290,20 @@ def _interface(interface: Interface) -> Data:
 # -- plan and drift
 
 
-def _plan(plan: PlanState) -> Data:
+def _plan(plan: PlanState, rank: Mapping[str, int]) -> Data:
+    """The plan in the order of the guests, that of the host first."""
+
+    def place(guest: str) -> int:
+        return rank.get(guest, -1)
+
+    skipped = sorted(plan.skipped, key=lambda s: (_urgency(s), place(s.guest)))
+    changes = sorted(plan.unmade, key=lambda u: place(u.action.target.guest))
+    refusals = sorted(plan.refusals, key=lambda r: place(r.guest))
     return {
-        **_cut("changes", plan.unmade, ROWS, _change),
-        **_cut("refusals", plan.refusals, ROWS, refusal_row),
+        **_cut("changes", changes, ROWS, _change),
+        **_cut("refusals", refusals, ROWS, refusal_row),
         **_cut("warnings", plan.warnings, ROWS, str),
-        **_cut("skipped", sorted(plan.skipped, key=_urgency), ROWS, _skipped),
+        **_cut("skipped", skipped, ROWS, _skipped),
     }
 
 
@@ -295,6 +334,30 @@ def _drift(drift: Drift) -> Data:
         "rule": drift.rule.value,
         "left": drift.left,
     }
+
+
+# -- plots
+
+# Width and height of a plot, in the units of its path.
+PLOT = (300, 40)
+
+
+def plot(values: Sequence[float | None], seconds: Sequence[float]) -> Data:
+    """A plot of the values that lasted so many ``seconds`` each: the path, with a step for each
+    that is known, the last value (``now``), the least, the most, and the time in words. Empty when
+    no value is known."""
+    known = [value for value in values if value is not None]
+    if not known:
+        return {}
+    width, height = PLOT
+    whole, most, end, path = sum(seconds), max(known), 0.0, f"M0 {height}"
+    for value, lasted in zip(values, seconds, strict=True):
+        end += width * lasted / whole
+        top = height - max(1, height * value / most) if value else height
+        path += f"V{top:.0f}H{end:.0f}"
+    path += f"V{height}z"
+    span = f"{whole / 60:.0f} min" if whole >= 90 else f"{whole:.0f} s"
+    return {"path": path, "now": values[-1], "least": min(known), "most": most, "span": span}
 
 
 # -- sizes and texts

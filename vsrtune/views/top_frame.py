@@ -7,13 +7,13 @@ is one.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import DATA_PLANE, Guest, Sched, ThreadKey
 from vsrtune.model.host import Nic
-from vsrtune.model.load import HostSample
+from vsrtune.model.load import FrameRates, GuestFrames, HostSample, shared_devices
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import HOST_REF
@@ -68,9 +68,10 @@ class DropRow:
 class Frame:
     """One picture of the host. ``seconds`` is the time between the two samples, 0 while
     there is only one. ``guests`` are the refs of the guests shown, the busiest first; their
-    ``threads`` have the same order. ``drops`` begins with the fastest. ``pending`` (change_row()
-    of what the policies ask for and is not made yet, or is refused) and ``drift`` (drift_row())
-    are filled in when ``planned``. ``notes`` say what could not be read."""
+    ``threads`` have the same order. ``rates`` are by guest, where counters tell them. ``drops``
+    begins with the fastest. ``pending`` (change_row() of what the policies ask for and is not made
+    yet, or is refused) and ``drift`` (drift_row()) are filled in when ``planned``. ``notes`` say
+    what could not be read."""
 
     seconds: float
     kernel: str
@@ -82,6 +83,7 @@ class Frame:
     pending: tuple[Mapping[str, str], ...] = ()
     drift: tuple[Mapping[str, str], ...] = ()
     notes: tuple[str, ...] = ()
+    rates: Mapping[str, FrameRates] = field(default_factory=dict)
 
 
 def make_frame(
@@ -110,6 +112,7 @@ def make_frame(
         pending=() if plan is None else _wanted(_pending(plan), only),
         drift=() if plan is None else _wanted(map(drift_row, plan.drift), only),
         notes=(*notes, *(f"{p.reader}: {p.what}" for p in snapshot.problems)),
+        rates=dict(_rates(interval, shown)),
     )
 
 
@@ -135,14 +138,9 @@ class _Interval:
 
     def busy(self, cpu: int) -> tuple[float | None, float | None]:
         """The shares of a CPU's time that it was busy, and that went to SoftIRQs."""
-        first, last = self.before.cpus.get(cpu), self.after.cpus.get(cpu)
-        if first is None or last is None or last.total <= first.total:
-            return None, None
-        total = last.total - first.total
-        # The kernel's idle time can go back by a tick.
-        idle = min(max(last.idle - first.idle, 0), total)
-        softirq = min(max(last.softirq - first.softirq, 0), total)
-        return round(1 - idle / total, 4), round(softirq / total, 4)
+        last = self.after.cpus.get(cpu)
+        shares = last.since(self.before.cpus.get(cpu)) if last is not None else None
+        return (shares.busy, shares.softirq) if shares is not None else (None, None)
 
 
 # -- threads
@@ -244,7 +242,23 @@ def _of_nic(
             yield thread.affinity, Resident("napi", thread.name, guests)
 
 
-# -- drops
+# -- frames
+
+
+def _rates(interval: _Interval, refs: Collection[str]) -> Iterable[tuple[str, FrameRates]]:
+    guests = interval.after.snapshot.guests
+    shared = shared_devices(guests)
+    for guest in guests:
+        devices = {i.target for i in guest.interfaces if i.ifindex not in shared}
+        known = devices & interval.before.frames.keys() & interval.after.frames.keys()
+        if guest.ref in refs and len(known) == len(guest.interfaces) > 0:
+            before, after = (
+                sum((s.frames[name] for name in known), GuestFrames())
+                for s in (interval.before, interval.after)
+            )
+            rates = after.since(before, interval.seconds)
+            if rates is not None:
+                yield guest.ref, rates
 
 
 def _drops(interval: _Interval, only: frozenset[str]) -> list[DropRow]:

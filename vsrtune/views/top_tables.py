@@ -28,10 +28,10 @@ def headline(frame: Frame) -> str:
 
 
 def tables(frame: Frame) -> list[Table]:
-    """All tables of a frame: headline, CPUs, threads, drops, then pending changes, drift and
-    notes, if any."""
-    first = [Table(headline(frame), ()), cpu_table(frame), thread_table(frame), drop_table(frame)]
-    return first + setting_tables(frame)
+    """All tables of a frame: headline, CPUs, threads, rates, drops, then pending changes, drift
+    and notes, if any."""
+    first = [Table(headline(frame), ()), cpu_table(frame), thread_table(frame)]
+    return [*first, *filled(rate_table(frame)), drop_table(frame), *setting_tables(frame)]
 
 
 def cpu_table(frame: Frame) -> Table:
@@ -46,6 +46,21 @@ def thread_table(frame: Frame) -> Table:
         return Table("Threads: no guest to show", ())
     rows = [_thread(view) for view in frame.threads]
     return Table.of("Threads", rows, spare=("tid",), right=("CPU", "%CPU", "%wait"))
+
+
+def rate_table(frame: Frame) -> Table:
+    """The frames that each guest forwards, and those that are dropped in front of it. No rows
+    where no counter tells them."""
+    rows = [
+        {
+            "guest": guest,
+            "forwarded/s": NOTHING if rates is None else count(rates.forwarded),
+            "dropped/s": NOTHING if rates is None else count(rates.dropped),
+        }
+        for guest in (frame.guests if frame.rates else ())
+        for rates in (frame.rates.get(guest),)
+    ]
+    return Table.of("Frames", rows, right=("forwarded/s", "dropped/s"))
 
 
 def drop_table(frame: Frame) -> Table:

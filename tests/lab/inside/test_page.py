@@ -57,6 +57,13 @@ def test_the_page_names_guests_threads_and_what_an_operator_changed(
     busy = {t["thread"] for c in seen["cpus"] if c["cpu"] in tuned for t in c["threads"]}
     assert not any(name.startswith(("vcpu", "vhost")) for name in busy)
     assert all(c["interrupts"] for c in seen["cpus"] if c["cpu"] in tuned)
+    # Two samples are 9 s apart at least.
+    sampled = labhelp.wait_for(
+        lambda: (now := status())["intervals"] and now, "CPUs and frames are sampled"
+    )
+    assert all(0 <= c["softirq"] <= c["busy"] <= 1 for c in sampled["cpus"])
+    (view,) = [g for g in sampled["guests"] if g["name"] == libvirt_guest.ref]
+    assert len(view["forwarded"]) == len(view["dropped"]) == len(sampled["intervals"])
     assert seen["drift"] == []
     assert "Nobody has changed what was set." in text
 

@@ -23,7 +23,7 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.execute.journal import Journal
 from vsrtune.model.guest import ThreadKey
-from vsrtune.model.load import DropPlace, HostSample, Reading
+from vsrtune.model.load import DropPlace, GuestFrames, HostSample, Reading
 from vsrtune.model.snapshot import Snapshot
 
 GOOD = "guest: vr1\ncpus: {vcpu: 1, vhost: 2}\nprofile: none\n"
@@ -128,8 +128,9 @@ class TestTurn:
                 DropPlace("p1", "rx_missed_errors"): 4, DropPlace("p1", "tx_dropped"): 8,
                 DropPlace("macvtap0", "ring", "vr1"): 16, DropPlace("macvtap1", "ring", "vr1"): 32,
             },
+            frames={"macvtap0": GuestFrames(69, 48, 60), "macvtap1": GuestFrames(1)},
         )  # fmt: skip
-        found = rule.counts(sample, (70, 60))
+        found = rule.counts(sample)
         assert (found.received, found.forwarded, found.early) == (70, 60, 6)
         assert found.drops == {
             "backlog": 1, "NIC rx_dropped": 2, "NIC rx_missed_errors": 4, "NIC tx_dropped": 8,

@@ -1,25 +1,32 @@
-"""placement: auto through whole passes: measured, moved, counted, remembered, put back."""
+"""Loads in the daemon: placement: auto through whole passes, measured, moved, counted, remembered,
+put back; and the samples that the status page shows."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import shell_samples as samples
+from advanced_root import proc_stat
 from fake_host import FakeHost
 from hosttree import HostTree
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.daemon.http import exposition
-from vsrtune.daemon.load_tracker import WHOLE, LoadKeeper
+from vsrtune.daemon.load_tracker import INTERVALS, SPACING, WHOLE, LoadKeeper, RecentKeeper
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.execute.journal import Journal
-from vsrtune.model.load import WINDOWS, data_plane
+from vsrtune.model.daemon_state import DaemonState, GuestState, Recent
+from vsrtune.model.guest import Guest, NicKind
+from vsrtune.model.load import WINDOWS, CpuShares, FrameRates, data_plane
 from vsrtune.observe import load as load_module
 from vsrtune.observe.load import LoadMeter
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
+from vsrtune.views import page_data
 
 SECOND = 10**9
 LISTED = 'guest: "*"\ncpus:\n  irq: 0\n  vcpu: 1\n  vhost: 1\nprofile: none\n'
@@ -132,3 +139,106 @@ def test_all_are_planned_for_when_loads_are_new_but_seldom_with_many_guests(
     assert due(1020.0) is bool(few), "all were planned for a moment ago"
     machine.work(10, 0.7)
     assert due(1010.0 + WHOLE)
+
+
+class Sampled:
+    """A daemon that samples guests, with a clock and /proc of its own. A guest's macvtap has
+    received, dropped and sent ``frames``."""
+
+    def __init__(self, *guests: Guest) -> None:
+        self.guests = guests or (samples.guest(),)
+        self.now = 50.0
+        self.frames: dict[str, tuple[int, int, int]] = {}
+        self.ticks: dict[int, tuple[int, int, int]] = {0: (0, 0, 0)}
+        self.reads: list[str] = []
+        self.fails = False
+        root: Any = self
+        self.keeper = RecentKeeper(root, lambda: self.now)
+
+    def read(self, path: str) -> str:
+        self.reads.append(path)
+        if self.fails:
+            raise OSError("no such thing")
+        if path == "/proc/stat":
+            return proc_stat(self.ticks)
+        rows = {
+            i.target: self.frames.get(i.target, (0, 0, 0))
+            for g in self.guests
+            for i in g.interfaces
+        }
+        lines = [
+            f"{n}: 0 {rx} 0 {lost} 0 0 0 0 0 {tx} 0 0 0 0 0 0" for n, (rx, lost, tx) in rows.items()
+        ]
+        return "\n".join(["h", "h", *lines, ""])
+
+    def after(self, seconds: float, **frames: tuple[int, int, int]) -> Recent:
+        self.now += seconds
+        self.frames |= frames
+        told = tuple(GuestState(g.ref, g.source, tuned=True) for g in self.guests)
+        state = DaemonState(snapshot=samples.snapshot(*self.guests), guests=told)
+        return self.keeper.update(state).recent
+
+
+class TestRecent:
+    def test_rates_are_of_the_time_between_two_samples(self) -> None:
+        sampled = Sampled()
+        assert sampled.after(0, macvtap100=(50, 5, 40)) == Recent()
+        sampled.ticks = {0: (60, 20, 40)}
+        recent = sampled.after(10, macvtap100=(1050, 105, 840))
+        assert recent.seconds == (10,)
+        assert recent.rates == {"vr1": (FrameRates(80, 10),)}
+        assert recent.cpus == {0: CpuShares(0.6, 0.2)}
+        # A device that is made anew begins at 0.
+        recent = sampled.after(20, macvtap100=(7, 0, 7))
+        assert recent.seconds == (10, 20)
+        assert recent.rates == {"vr1": (FrameRates(80, 10), None)}
+        assert recent.cpus == {}
+
+    def test_a_sample_is_two_files_and_not_more_often_than_it_is_worth(self) -> None:
+        sampled = Sampled(*(samples.guest(f"vr{n}", 100 + n) for n in range(100)))
+        sampled.after(0)
+        for _ in range(11):
+            recent = sampled.after(SPACING / 10)
+        assert sorted(set(sampled.reads)) == ["/proc/net/dev", "/proc/stat"]
+        assert len(sampled.reads) == 4
+        assert len(recent.seconds) == 1
+
+    def test_however_long_and_however_many_guests_no_more_is_kept(self) -> None:
+        sampled = Sampled(*(samples.guest(f"vr{n:03}", 100 + n) for n in range(500)))
+        for _ in range(2 * INTERVALS):
+            recent = sampled.after(10)
+        assert len(recent.seconds) == INTERVALS
+        assert len(recent.rates) == page_data.GUESTS
+        assert {len(rates) for rates in recent.rates.values()} == {INTERVALS}
+
+    def test_a_guest_that_comes_has_no_rates_of_before(self) -> None:
+        sampled = Sampled()
+        sampled.after(0)
+        sampled.after(10)
+        sampled.guests = (*sampled.guests, samples.guest("vr2", 200))
+        assert sampled.after(10).rates["vr2"] == (None, None)
+        assert sampled.after(10, macvtap200=(9, 0, 9)).rates["vr2"] == (
+            None,
+            None,
+            FrameRates(0.9, 0),
+        )
+        sampled.guests = sampled.guests[:1]
+        assert list(sampled.after(10).rates) == ["vr1"]
+
+    def test_files_that_cannot_be_read_leave_no_rates(self) -> None:
+        sampled = Sampled()
+        sampled.after(0)
+        sampled.fails = True
+        assert sampled.after(10).rates == {}
+        sampled.fails = False
+        sampled.after(10)
+        assert sampled.after(10).rates["vr1"][-1] == FrameRates(0, 0)
+
+    def test_devices_that_tell_nothing_of_the_guest_alone(self) -> None:
+        first = samples.guest()
+        unknown = replace(first, interfaces=(replace(first.interfaces[0], kind=NicKind.OTHER),))
+        shared = replace(samples.guest("vr2", 200), interfaces=first.interfaces)
+        for guests in ((unknown,), (first, shared)):
+            sampled = Sampled(*guests)
+            sampled.after(0)
+            assert sampled.after(10).rates == {}

@@ -13,7 +13,7 @@ from top_samples import SECOND
 
 from vsrtune.host.cpus import parse_cpu_times
 from vsrtune.host.interrupts import parse_counts
-from vsrtune.model.load import CpuTimes, DropPlace, data_plane
+from vsrtune.model.load import CpuTimes, DropPlace, GuestFrames, data_plane
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe import samples
 from vsrtune.observe.recording import replay
@@ -95,32 +95,39 @@ def test_a_tap_counts_the_other_way_round_and_lower_devices_by_counter() -> None
     assert sample.threads == {}
 
 
+def net_dev(**rows: tuple[int, int, int, int]) -> str:
+    """/proc/net/dev of devices with frames received, dropped of them, sent, and dropped."""
+    lines = [
+        f"  {name}: 0 {rx} 0 {rx_lost} 0 0 0 0 0 {tx} 0 {tx_lost} 0 0 0 0"
+        for name, (rx, rx_lost, tx, tx_lost) in rows.items()
+    ]
+    return "\n".join(["h", "h", *lines, ""])
+
+
 def test_frames_that_came_for_guests_and_that_they_sent() -> None:
     tree = HostTree().host()
+    tree.file("/proc/net/dev", net_dev(tap0=(700, 7, 701, 9), mvt0=(800, 7, 801, 9)))
     for number, (name, has) in enumerate({"tap0": "tun_flags", "mvt0": "macvtap"}.items(), 7):
         tree.device(name, number, has=has)
-        for at, counter in enumerate(("rx_packets", "tx_packets")):
-            path = f"/sys/devices/virtual/net/{name}/statistics/{counter}"
-            tree.file(path, f"{number * 100 + at}\n")
     seen = replay(recorded_hosts.file("bookworm-veth-plain"))
     (guest, *_) = seen.guests
 
-    def frames(*names: str) -> tuple[int, int]:
+    def frames(*names: str) -> list[GuestFrames]:
         taps = tuple(replace(guest.interfaces[0], target=name) for name in names)
         one = replace(guest, interfaces=taps)
         # Members of a group stand on the same device.
-        return samples.frames(tree.root(), Snapshot(seen.host, (one, one)))
+        return [*samples.take(tree.root(), Snapshot(seen.host, (one, one))).frames.values()]
 
     # tx_dropped is 9: these had come for the guest, too.
-    assert frames("tap0") == (701 + 9, 700)
-    assert frames("mvt0", "gone") == (800, 801)
+    assert frames("tap0") == [GuestFrames(701 + 9, 9, 700)]
+    assert frames("mvt0", "gone") == [GuestFrames(800, 7, 801)]
 
 
 def test_frames_of_the_module_count_before_its_rings() -> None:
+    """The module counts as received what it delivered (kmod/stats.c)."""
     root = AdvancedRoot(recorded_hosts.file("trixie-napi"))
     seen = replay(root.path)
-    taps = {i.target: i for g in seen.guests for i in g.interfaces}
-    counters = [i.counters for i in taps.values() if i.counters is not None]
-    assert counters
-    received, _ = samples.frames(root, seen)
-    assert received >= sum(c.rx_received or 0 for c in counters) > 0
+    counters = {i.target: i.counters for g in seen.guests for i in g.interfaces}
+    (name,) = [name for name, found in counters.items() if found is not None]
+    root.set("/proc/net/dev", net_dev(**{name: (100, 30, 40, 3)}))
+    assert samples.take(root, seen).frames == {name: GuestFrames(130, 30, 40)}

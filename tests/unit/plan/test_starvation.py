@@ -9,10 +9,10 @@ import pytest
 import shell_samples as samples
 
 from vsrtune.model.guest import Role, Sched, SchedClass, ThreadKey
+from vsrtune.model.load import GuestFrames
 from vsrtune.plan.safety.starvation import (
     STARVED,
     SURE,
-    Counters,
     GuardedThread,
     Rule,
     Sight,
@@ -82,7 +82,7 @@ class Router:
             )
             for n, t in enumerate(self.threads)
         }
-        return Sight(self.subject, found, Counters(self.came, self.lost, self.went))
+        return Sight(self.subject, found, GuestFrames(self.came, self.lost, self.went))
 
 
 def watch(

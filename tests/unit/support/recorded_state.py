@@ -4,17 +4,21 @@ memory."""
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import recorded_hosts
+from advanced_root import proc_stat
 from fake_host import FakeHost
 
 from vsrtune.core.errors import Lasting, WriteError
+from vsrtune.daemon.load_tracker import RecentKeeper
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.execute.journal import Journal
+from vsrtune.model.daemon_state import DaemonState
 from vsrtune.model.guest import Thread
 from vsrtune.policy.parser import parse
 
@@ -54,6 +58,45 @@ def passes(
         Journal.open(Path(place) / "journal.jsonl", host.snapshot.host.boot_id) as journal,
     ):
         yield host, Reconciler(host, host, journal, policies)
+
+
+# Made-up traffic: the shares of a CPU's time, and the frames a second that every device received,
+# lost (a macvtap counts them as received) and sent, ten seconds each.
+BUSY = {0: (0.665, 0.585), 1: (1.0, 0.0), 2: (0.02, 0.01)}
+RATES = tuple((n * 1000, n * 100, n * 800) for n in range(1, 31))
+
+
+class Traffic:
+    """The files of a host with that traffic, after ``now`` intervals."""
+
+    def __init__(self, devices: Collection[str], now: int = 0) -> None:
+        self.devices = devices
+        self.now = now
+
+    def clock(self) -> float:
+        return 10.0 * self.now
+
+    def read(self, path: str) -> str:
+        if path == "/proc/stat":
+            shares = {cpu: (busy, soft, 1 - busy) for cpu, (busy, soft) in BUSY.items()}
+            return proc_stat(
+                {cpu: tuple(round(1000 * self.now * s) for s in of) for cpu, of in shares.items()}  # type: ignore[misc]
+            )
+        assert path == "/proc/net/dev"
+        rx, lost, tx = (10 * sum(row[n] for row in RATES[: self.now]) for n in range(3))
+        lines = [f"{name}: 0 {rx} 0 {lost} 0 0 0 0 0 {tx} 0 0 0 0 0 0" for name in self.devices]
+        return "\n".join(["h", "h", *lines, ""])
+
+
+def with_traffic(state: DaemonState) -> DaemonState:
+    """The state of a daemon that has sampled that traffic."""
+    assert state.snapshot is not None
+    traffic: Any = Traffic({i.target for g in state.snapshot.guests for i in g.interfaces})
+    keeper = RecentKeeper(traffic, traffic.clock)
+    for _ in RATES:
+        keeper.update(state)
+        traffic.now += 1
+    return keeper.update(state)
 
 
 def set_queue(host: FakeHost, guest: int, length: int) -> str:

@@ -66,6 +66,7 @@ def frame() -> Frame:
     root.set(
         "/proc/stat", proc_stat({0: (500, 400, 9500), 1: (4000, 90, 6000), 2: (900, 40, 9000)})
     )
+    root.set("/proc/net/dev", _frames(0, 0, 0, 0))
     before = samples.take(root, changed, root.clock)
     root.set("/proc/net/softnet_stat", softnet({0: 18, 1: 0, 2: 0}))
     root.set(
@@ -73,6 +74,7 @@ def frame() -> Frame:
     )
     root.pass_time(SECONDS, _loads(changed), _drops())
     _interrupts(root, {41: 24_112, 44: 23_874, 42: 9_310, 45: 9_276})
+    root.set("/proc/net/dev", _frames(148_902, 41_286, 96_310, 312))
     after = samples.take(root, changed, root.clock)
     return make_frame(before, after, full_plan(changed, policies, entries))
 
@@ -136,6 +138,19 @@ def _loads(seen: Snapshot) -> dict[ThreadKey, tuple[float, float]]:
 def _drops() -> dict[str, int]:
     base = "/sys/devices/virtual/net/{}/statistics/rx_dropped"
     return {base.format("macvtap1"): 41_286, base.format("macvtap2"): 312}
+
+
+def _frames(first: int, lost: int, second: int, lost_too: int) -> str:
+    """/proc/net/dev, when so many frames have come for vr1, which forwards the others, and as many
+    for vr2."""
+    rows = {
+        "macvtap1": (first, lost, second - lost_too), "macvtap2": (second, lost_too, first - lost),
+        "macvtap0": (first, 0, second), "macvtap3": (second, 0, first),
+    }  # fmt: skip
+    lines = [
+        f"{n}: 0 {rx} 0 {gone} 0 0 0 0 0 {tx} 0 0 0 0 0 0" for n, (rx, gone, tx) in rows.items()
+    ]
+    return "\n".join(["h", "h", *lines, ""])
 
 
 def _interrupts(root: AdvancedRoot, more: dict[int, int]) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections import Counter
 from dataclasses import replace
 from html.parser import HTMLParser
 from types import SimpleNamespace
@@ -23,10 +24,11 @@ from top_samples import GOLDEN
 from vsrtune.core.codec import encode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.daemon.http import html
-from vsrtune.model.daemon_state import DaemonState, GuestState
+from vsrtune.model.daemon_state import DaemonState, GuestState, PlanState, Recent
 from vsrtune.model.guest import Sched, SchedClass
 from vsrtune.model.host import Cpu
-from vsrtune.model.load import mean
+from vsrtune.model.load import CpuShares, FrameRates, mean
+from vsrtune.model.plan import Plan, Refusal
 from vsrtune.views import page_data
 from vsrtune.views.page_data import status_page
 
@@ -70,9 +72,10 @@ def document(state: DaemonState) -> Outline:
 
 
 def tuned(name: str, rename: str = "") -> DaemonState:
+    """A recorded host that is tuned, with made-up traffic."""
     with recorded_state.passes(name, rename=rename) as (_, passes):
         passes.run()
-        return passes.state
+        return recorded_state.with_traffic(passes.state)
 
 
 def test_a_recorded_host_on_which_somebody_has_changed_a_queue() -> None:
@@ -80,7 +83,7 @@ def test_a_recorded_host_on_which_somebody_has_changed_a_queue() -> None:
         passes.run()
         device = recorded_state.set_queue(host, 0, 77)
         passes.run()
-        state = replace(passes.state, last_pass=0.0)
+        state = recorded_state.with_traffic(replace(passes.state, last_pass=0.0))
     data = encode(status_page(state)) | {"vsrtune": "0"}
     text = json.dumps(data, indent=1, ensure_ascii=False) + "\n"
     golden.matches(GOLDEN / "status.json", text)
@@ -181,6 +184,58 @@ def test_budget_and_load() -> None:
     assert "tracefs is not mounted" in text
 
 
+@pytest.mark.parametrize("rule", ["report", "adopt"])
+def test_a_tuned_guest_with_an_override(rule: str) -> None:
+    source = recorded_state.POLICY.replace("queue: report", f"queue: {rule}")
+    with recorded_state.passes("trixie-e1000e", source=source) as (host, passes):
+        passes.run()
+        recorded_state.set_queue(host, 0, 77)
+        passes.run()
+        page = fields(passes.state)
+        shown = document(passes.state)
+        table = page_data.screen(status_page(passes.state), "", "")[1]
+    first, second = page.guests
+    assert (first.state, first.overrides, second.overrides) == ("tuned", 1, 0)
+    assert (page.totals.tuned, page.totals.overridden) == (2, 1)
+    assert "2 tuned, 1 with overrides" in shown.text
+    tags = {a.get("class") for tag, a in shown.elements if tag == "span"}
+    assert {"tag warn", "tag good"} <= tags
+    assert [row[:2] for row in table.rows] == [("vr1", "tuned, 1 override"), ("vr2", "tuned")]
+
+
+def test_what_is_wrong_with_a_guest_stands_above_its_tables() -> None:
+    with recorded_state.passes("bookworm-veth-plain") as (host, passes):
+        recorded_state.refuse_classes(host)
+        passes.run()
+        text = re.sub(r"\s+", " ", document(passes.state).text)
+    for name in ("vr1", "qemu:pq1"):
+        above = text.partition(f" {name} degraded ")[2].partition(" thread class ")[0]
+        assert re.search(
+            r"is other, should be rr:10.* \(failed: .*not permitted\); \d+ more, see `vsrtune verify`",
+            above,
+        ), name
+
+
+def test_the_reasons_of_the_guests_that_are_listed_are_not_cut() -> None:
+    state = many(1000)
+    refusals = [Refusal(f"router{n:04}", "a.yaml:1", "no CPU is left", "-") for n in range(1000)]
+    plan = PlanState.after(Plan(refusals=tuple(reversed(refusals))), ())
+    page = fields(replace(state, plan=plan))
+    assert {g.name for g in page.guests} <= {r.guest for r in page.plan.refusals}
+
+
+def test_a_plot_has_a_step_for_each_value_that_is_known() -> None:
+    assert page_data.plot([None, None], [10, 10]) == {}
+    assert page_data.plot([], []) == {}
+    told = page_data.plot([None, 5, 0, 10], [10, 10, 20, 40])
+    assert told == {
+        "path": "M0 40V40H38V20H75V40H150V0H300V40z",
+        "now": 10, "least": 0, "most": 10, "span": "80 s",
+    }  # fmt: skip
+    assert page_data.plot([1, 10_000], [60, 60])["path"].startswith("M0 40V39H150")
+    assert page_data.plot([0.0], [300])["path"] == "M0 40V40H300V40z"
+
+
 def test_a_pass_that_failed_says_why() -> None:
     for snapshot in (None, samples.snapshot()):
         state = DaemonState(snapshot=snapshot, failure="libvirtd does not answer")
@@ -228,10 +283,14 @@ def test_a_name_is_text_wherever_it_stands(name: str) -> None:
 def test_any_text_is_text(text: str) -> None:
     guest = replace(samples.guest(), name=text, problems=(text,))
     told = GuestState(guest.ref, "libvirt", tuned=True, policy=text)
-    state = DaemonState(snapshot=samples.snapshot(guest), guests=(told,))
+    recent = Recent((10.0,), {guest.ref: (FrameRates(1, 0),)}, {0: CpuShares(1, 0)})
+    state = DaemonState(snapshot=samples.snapshot(guest), guests=(told,), recent=recent)
     outline = Outline(html(status_page(state)).encode().decode())
     assert outline.open == []
-    assert not {"script", "img", "iframe", "svg"} & {tag for tag, _ in outline.elements}
+    tags = Counter(tag for tag, _ in outline.elements)
+    assert not {"script", "img", "iframe"} & set(tags)
+    # A CPU's bar, and two plots.
+    assert tags["svg"] == 3
     shown = fields(state).guests[0].name
     assert shown.isprintable()
     assert shown in outline.text or not shown
@@ -279,6 +338,11 @@ def many(guests: int, name: str = "router") -> DaemonState:
         guests=tuple(
             GuestState(g.ref, "libvirt", tuned=n % 100 != 7, drift=n % 100 == 7, policy="a.yaml")
             for n, g in enumerate(found)
+        ),
+        recent=Recent(
+            (10.0,) * 30,
+            {g.ref: (FrameRates(123_456.7, 1234.5), FrameRates(98_765.4, 0)) * 15 for g in found},
+            {cpu.id: CpuShares(0.7777, 0.5555) for cpu in cpus},
         ),
     )
 
@@ -331,12 +395,12 @@ def test_the_fields_that_the_documentation_names_exist() -> None:
     cpu = next(cpu for cpu in page["cpus"] if cpu["threads"])
     shapes = {
         "cpus": cpu | cpu["threads"][0],
-        "guests": guest,
+        "guests": guest | {"intervals": page["intervals"]},
         "guests[].threads": guest["threads"][0],
         "guests[].interfaces": guest["interfaces"][0],
         "drift": page["drift"][0],
         "plan": page["plan"],
-        "totals": page,
+        "totals": page["totals"],
     }
     rows = dict(re.findall(r"^\| `([\w\[\].]+)` \| (.*)$", text, re.MULTILINE))
     for row, shape in shapes.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from typing import ClassVar
 
 import golden
 import pytest
@@ -14,7 +15,7 @@ from top_samples import GOLDEN, busy, sample, with_nic
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import Role, Sched, SchedClass, ThreadKey
 from vsrtune.model.host import Irq, SoftirqThread
-from vsrtune.model.load import CpuTimes, DropPlace
+from vsrtune.model.load import CpuTimes, DropPlace, FrameRates, GuestFrames
 from vsrtune.model.plan import Action, Plan, Refusal, Skipped
 from vsrtune.model.snapshot import Problem
 from vsrtune.model.targets import TxQueueLen
@@ -175,6 +176,37 @@ class TestGuests:
             "vr1",
             "vr2",
         }
+
+
+class TestRates:
+    first, second = samples.guest(), samples.guest("vr2", 200)
+    seen = samples.snapshot(first, second)
+    before: ClassVar = {"macvtap100": GuestFrames(50, 10, 40), "macvtap200": GuestFrames(9, 9, 9)}
+    after: ClassVar = before | {"macvtap100": GuestFrames(3050, 1010, 2041)}
+
+    def frame(self, after: dict[str, GuestFrames], *, shared: bool = False) -> Frame:
+        seen = self.seen
+        if shared:
+            same = replace(self.second, interfaces=self.first.interfaces)
+            seen = replace(seen, guests=(self.first, same))
+        return make_frame(
+            replace(sample(seen, 0, {}), frames=self.before),
+            replace(sample(seen, 2, {}), frames=after),
+        )
+
+    def test_a_guest_forwards_what_it_sends(self) -> None:
+        frame = self.frame(self.after)
+        assert frame.rates == {"vr1": FrameRates(1000.5, 500), "vr2": FrameRates(0, 0)}
+        assert top_tables.rate_table(frame).rows == [("vr1", "1,000", "500"), ("vr2", "0", "0")]
+
+    def test_counters_that_begin_anew_or_are_of_several_guests_tell_no_rate(self) -> None:
+        anew = self.after | {"macvtap100": GuestFrames(60, 0, 50)}
+        assert list(self.frame(anew).rates) == ["vr2"]
+        assert top_tables.rate_table(self.frame(anew)).rows[0] == ("vr1", "-", "-")
+        gone = {name: count for name, count in self.after.items() if name != "macvtap200"}
+        assert list(self.frame(gone).rates) == ["vr1"]
+        assert self.frame(self.after, shared=True).rates == {}
+        assert "forwarded" not in text(self.frame(self.after, shared=True))
 
 
 class TestSettings:

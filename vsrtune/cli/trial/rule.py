@@ -97,9 +97,8 @@ class TrialVerdict:
     left_out: Mapping[str, int] = field(default_factory=dict)
 
 
-def counts(sample: HostSample, frames: tuple[int, int]) -> TrialCounts:
-    """The counters of ``sample``, which holds the guests alone. ``frames`` are the numbers that
-    they received and sent."""
+def counts(sample: HostSample) -> TrialCounts:
+    """The counters of ``sample``, which holds the guests alone."""
     drops: dict[str, int] = {}
     early = 0
     for spot, count in sample.drops.items():
@@ -109,8 +108,8 @@ def counts(sample: HostSample, frames: tuple[int, int]) -> TrialCounts:
         early += count if lower and spot.place in _EARLY else 0
     return TrialCounts(
         at_ns=sample.at_ns,
-        received=frames[0],
-        forwarded=frames[1],
+        received=sum(f.arrived for f in sample.frames.values()),
+        forwarded=sum(f.sent for f in sample.frames.values()),
         early=early,
         drops=drops,
         waits={key: reading.wait_ns for key, reading in sample.threads.items()},

@@ -58,8 +58,7 @@ class HostGround:
 
     def count(self, snapshot: Snapshot) -> TrialCounts:
         """The counters of these guests now."""
-        sample = samples.take(self._root, snapshot)
-        return rule.counts(sample, samples.frames(self._root, snapshot))
+        return rule.counts(samples.take(self._root, snapshot))
 
 
 def run(

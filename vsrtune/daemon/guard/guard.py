@@ -19,7 +19,6 @@ idle does not starve.
 from __future__ import annotations
 
 import time
-from collections import Counter
 from collections.abc import Callable, Iterator
 
 from vsrtune.daemon.events.thread import Background
@@ -30,6 +29,7 @@ from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.procfs import CLOCK_TICKS
 from vsrtune.model.daemon_state import DaemonState, Starved
 from vsrtune.model.guest import Guest, ThreadKey
+from vsrtune.model.load import shared_devices
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.stepdown import StepLevel
 from vsrtune.plan.safety.starvation import STARVED, Rule, Subject, Waiting, subject
@@ -73,7 +73,7 @@ class StandstillGuard(Background):
         self._idle: tuple[float, dict[int, int]] = (0.0, {})
         self._seen: DaemonState | None = None
         self._subjects: tuple[Subject, ...] = ()
-        self._known: dict[str, tuple[Guest, set[int], Subject]] = {}
+        self._known: dict[str, tuple[Guest, frozenset[int], Subject]] = {}
         self._levels: dict[str, StepLevel] = {}
         # Guests with a step under way, and until when to wait for it.
         self._asked: dict[str, float] = {}
@@ -146,8 +146,7 @@ class StandstillGuard(Background):
             and (g.tuned or g.pending or g.step is not None)
             and levels.get(g.ref) is not StepLevel.UNDONE
         }
-        users = Counter(i.ifindex for g in state.snapshot.guests for i in g.interfaces)
-        shared = {index for index, count in users.items() if count > 1}
+        shared = shared_devices(state.snapshot.guests)
         # A pass keeps the Guest objects outside its scope, and there may be many.
         before, self._known = self._known, {}
         for guest in state.snapshot.guests:

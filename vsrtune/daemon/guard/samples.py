@@ -8,10 +8,10 @@ from collections.abc import Collection, Iterator
 
 from vsrtune.host.cpus import parse_cpu_times
 from vsrtune.host.filesystem import HostRoot
-from vsrtune.host.netdev import DeviceFrames, parse_net_dev
+from vsrtune.host.netdev import DeviceFrames, guest_frames, parse_net_dev
 from vsrtune.host.procfs import Stat, parse_stat
-from vsrtune.model.guest import NicKind, Role, ThreadKey
-from vsrtune.plan.safety.starvation import Counters, Sight, Subject, ThreadSample, vital
+from vsrtune.model.guest import Role, ThreadKey
+from vsrtune.plan.safety.starvation import Sight, Subject, ThreadSample, vital
 
 # Duration of one step of the walk through all threads, seconds.
 SLICE = 0.004
@@ -33,7 +33,7 @@ class GuardSampler:
             Sight(
                 s,
                 {} if busy is not None and s.cpus and s.cpus.isdisjoint(busy) else self._threads(s),
-                _counters(s, devices),
+                guest_frames(s.devices, devices),
             )
             for s in subjects
         ]
@@ -113,19 +113,3 @@ class GuardSampler:
             if stat.state == "R" and stat.processor in cpus:
                 important = vital(stat.comm, stat.kthread)
                 yield ThreadKey(pid, int(tid), stat.start_time), stat.comm, important
-
-
-def _counters(subject: Subject, devices: dict[str, DeviceFrames]) -> Counters | None:
-    if not subject.devices or any(name not in devices for name, _ in subject.devices):
-        return None
-    arrived = dropped = sent = 0
-    for name, kind in subject.devices:
-        rx, rx_dropped, tx, tx_dropped = devices[name]
-        if kind is NicKind.BRIDGE:
-            # The host sends to the guest through a tap.
-            arrived, dropped, sent = arrived + tx + tx_dropped, dropped + tx_dropped, sent + rx
-        else:
-            # macvtap counts a frame that it drops as received too (macvlan_count_rx).
-            both = rx if kind is NicKind.MACVTAP else rx + rx_dropped
-            arrived, dropped, sent = arrived + both, dropped + rx_dropped, sent + tx
-    return Counters(arrived, dropped, sent)

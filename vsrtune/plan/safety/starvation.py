@@ -41,6 +41,7 @@ from vsrtune.model.guest import (
     ThreadKey,
     thread_label,
 )
+from vsrtune.model.load import GuestFrames, counted_devices
 
 SURE = 1.0
 SAMPLES = 3
@@ -77,16 +78,6 @@ class ThreadSample:
 
 
 @dataclass(frozen=True, slots=True)
-class Counters:
-    """Frames of all devices of a guest: ``arrived`` for it, the ``dropped`` ones among them,
-    ``sent`` by it."""
-
-    arrived: int
-    dropped: int
-    sent: int
-
-
-@dataclass(frozen=True, slots=True)
 class GuardedThread:
     """One thread of a tuned guest; ``timed``: real-time or deadline. It may wait for
     ``patience`` seconds: a thread with a budget waits for its next period anyway."""
@@ -116,7 +107,7 @@ class Sight:
 
     subject: Subject
     threads: Mapping[ThreadKey, ThreadSample]
-    counters: Counters | None = None
+    counters: GuestFrames | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +133,8 @@ def subject(guest: Guest, shared: Collection[int] = ()) -> Subject:
         for role in roles
         for t in guest.by_role(role)
     )
-    devices = tuple((i.target, i.kind) for i in guest.interfaces)
-    told = all(i.kind is not NicKind.OTHER and i.ifindex not in shared for i in guest.interfaces)
     cpus = frozenset(cpu for role in roles for t in guest.by_role(role) for cpu in t.affinity)
-    return Subject(guest.ref, threads, devices if told else (), cpus)
+    return Subject(guest.ref, threads, counted_devices(guest, shared), cpus)
 
 
 @dataclass(frozen=True, slots=True)
