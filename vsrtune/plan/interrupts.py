@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import DATA_PLANE, Guest
-from vsrtune.model.host import IRQBALANCE, Host, Irq, Nic, NicQueue
+from vsrtune.model.host import IRQBALANCE, Competitor, Host, Irq, Nic, NicQueue
 from vsrtune.model.plan import Action, Refusal
 from vsrtune.model.present import changed, irq_target, queue_target, thread_target
 from vsrtune.model.snapshot import Snapshot
@@ -133,26 +133,39 @@ def _staying(nic: Nic, cpus: CpuSet, guests: Sequence[Guest]) -> list[str]:
     return out
 
 
-def _irqbalance(host: Host, nics: Iterable[Nic]) -> list[str]:
+def _irqbalance(host: Host, nics: Sequence[Nic]) -> list[str]:
     """A warning that irqbalance moves interrupts by its own rules, every ten seconds."""
-    running = [n for n in host.neighbours if n.name == IRQBALANCE]
-    # The bans of a policy script are unknown here; an interrupt that it misses shows as drift.
-    if not running or running[0].policy_script:
-        return []
-    movable = {irq.number for nic in nics for irq in nic.irqs if _movable(irq)}
-    numbers = sorted(movable.difference(running[0].banned_irqs))
-    if not numbers:
-        return []
-    banned = sorted({*numbers, *running[0].banned_irqs})
-    words = " ".join(f"--banirq={number}" for number in banned)
-    listed = ", ".join(map(str, numbers))
-    text = (
-        f"irqbalance (pid {running[0].pid}) moves interrupts {listed} too, every few seconds; "
-        "ban them there: "
-        f'IRQBALANCE_ARGS="{words}" in /etc/default/irqbalance, then systemctl restart '
-        "irqbalance (docs/policy.md, irq, has a way that survives reboots)"
+    told = (
+        (n.pid, irqbalance_moves(n, nics), irqbalance_bans(n, nics))
+        for n in host.neighbours
+        if n.name == IRQBALANCE
     )
-    return [text]
+    return [
+        f"irqbalance (pid {pid}) moves interrupts {', '.join(map(str, numbers))} too, every few "
+        f"seconds; ban them there: {bans}"
+        for pid, numbers, bans in told
+        if numbers
+    ]
+
+
+def irqbalance_moves(irqbalance: Competitor, nics: Iterable[Nic]) -> tuple[int, ...]:
+    """The interrupts of ``nics`` that irqbalance may move; none where a policy script decides,
+    because its bans are unknown here: an interrupt that it misses shows as drift."""
+    if irqbalance.policy_script:
+        return ()
+    movable = {irq.number for nic in nics for irq in nic.irqs if _movable(irq)}
+    return tuple(sorted(movable.difference(irqbalance.banned_irqs)))
+
+
+def irqbalance_bans(irqbalance: Competitor, nics: Iterable[Nic]) -> str:
+    """The command that bans ``irqbalance_moves`` beside what is banned already. Debian 12 and 13
+    start irqbalance with this file; the last line of a variable counts."""
+    banned = sorted({*irqbalance_moves(irqbalance, nics), *irqbalance.banned_irqs})
+    words = " ".join(f"--banirq={number}" for number in banned)
+    return (
+        f"echo 'IRQBALANCE_ARGS=\"{words}\"' >>/etc/default/irqbalance && systemctl restart "
+        "irqbalance (docs/interrupts.md, irqbalance, has a way that survives reboots)"
+    )
 
 
 def refused(actions: Iterable[tuple[Action, object]]) -> tuple[tuple[int, str], ...]:
