@@ -19,9 +19,11 @@ from vsrtune.cli.options import (
     check_written,
     dry_run_option,
     group_names,
+    guest_names,
     json_option,
     observe,
     places_options,
+    wide_option,
 )
 from vsrtune.cli.render import complain, print_json, say, show
 from vsrtune.core.errors import VsrtuneError
@@ -122,8 +124,9 @@ def create(word: str, groups: Path, dry_run: bool, places: StatePlaces) -> int:
     "name", metavar="GROUP", required=False, callback=_named, shell_complete=group_names
 )
 @json_option
+@wide_option
 @places_options
-def status(name: str | None, as_json: bool, places: StatePlaces) -> int:
+def status(name: str | None, as_json: bool, wide: bool, places: StatePlaces) -> int:
     """Show where the members of GROUP, or of all groups, are plugged in, and their frames.
 
     \b
@@ -139,7 +142,7 @@ def status(name: str | None, as_json: bool, places: StatePlaces) -> int:
     if as_json:
         print_json([place for rows in found.values() for place in rows])
     elif found:
-        show([group_status.table(n, rows) for n, rows in found.items()])
+        show([group_status.table(n, rows) for n, rows in found.items()], wide=wide)
     else:
         click.echo("No group was created on this host.")
     return ExitCode.DONE
@@ -147,7 +150,7 @@ def status(name: str | None, as_json: bool, places: StatePlaces) -> int:
 
 @group.command()
 @_file_argument
-@click.argument("balancer", metavar="[BALANCER]", required=False)
+@click.argument("balancer", metavar="[BALANCER]", required=False, shell_complete=guest_names)
 @click.option(
     "--routers",
     "count",
@@ -155,7 +158,13 @@ def status(name: str | None, as_json: bool, places: StatePlaces) -> int:
     type=click.IntRange(1, 99),
     help="For the first N routers, not for those that are plugged in now.",
 )
-@click.option("--without", metavar="ROUTER", multiple=True, help="For the others only.")
+@click.option(
+    "--without",
+    metavar="ROUTER",
+    multiple=True,
+    shell_complete=guest_names,
+    help="For the others only.",
+)
 @_groups_option
 @places_options
 def rules(
@@ -200,7 +209,7 @@ def scale(name: str, count: int, dry_run: bool, places: StatePlaces) -> int:
 
 @group.command()
 @_name_argument
-@click.argument("member", metavar="MEMBER")
+@click.argument("member", metavar="MEMBER", shell_complete=guest_names)
 @dry_run_option
 @places_options
 def drain(name: str, member: str, dry_run: bool, places: StatePlaces) -> int:
@@ -260,7 +269,7 @@ def _carry_out(
         attachments.show(switch)
         failed: tuple[VsrtuneError, ...] = ()
         if not dry_run and (switch.steps or switch.leaves or switch.ended or switch.kept):
-            swept = switcher.carry_out(switch)
+            swept = attachments.carry(switcher, switch)
             for text in swept.did if switch.ended else ():
                 say(text)
             failed = swept.failed

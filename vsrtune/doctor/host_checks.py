@@ -15,7 +15,7 @@ from vsrtune.model.host import IRQBALANCE, Nic
 from vsrtune.model.root_domains import books as domains
 from vsrtune.model.root_domains import is_partition
 from vsrtune.plan.interrupt_cpus import queue_irqs
-from vsrtune.plan.interrupts import irqbalance_bans, irqbalance_moves
+from vsrtune.plan.interrupts import irqbalance_bans
 
 OLDEST = (6, 1)
 _CPUS = "/sys/devices/system/cpu"
@@ -223,7 +223,7 @@ def neighbours(case: Case) -> Iterable[Finding]:
     }
     for one in found:
         hint, detail = hints.get(one.name, ""), one.detail
-        if one.name == IRQBALANCE and irqbalance_moves(one, _lowers(case)):
+        if one.name == IRQBALANCE:
             hint = irqbalance_bans(one, _lowers(case))
         elif one.name == "tuned" and case.facts.tuned:
             hint = "tuned-adm profile virtual-host; docs/doctor.md, TuneD, keeps the rest of yours"

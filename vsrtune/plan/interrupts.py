@@ -111,7 +111,11 @@ def warnings(result: Snapshot, per_guest: Sequence[Requirements]) -> list[str]:
     managed = {w.guest.ref for w in per_guest}
     guests = [g for g in result.guests if g.ref in managed]
     out = [text for nic, cpus in nics.values() for text in _staying(nic, cpus, guests)]
-    return out + _irqbalance(result.host, [nic for nic, _ in nics.values()])
+    return out + [
+        f"irqbalance (pid {n.pid}) moves the same interrupts, every few seconds; ban them: {bans}"
+        for n in result.host.neighbours
+        if n.name == IRQBALANCE and (bans := irqbalance_bans(n, [nic for nic, _ in nics.values()]))
+    ]
 
 
 def _staying(nic: Nic, cpus: CpuSet, guests: Sequence[Guest]) -> list[str]:
@@ -133,35 +137,14 @@ def _staying(nic: Nic, cpus: CpuSet, guests: Sequence[Guest]) -> list[str]:
     return out
 
 
-def _irqbalance(host: Host, nics: Sequence[Nic]) -> list[str]:
-    """A warning that irqbalance moves interrupts by its own rules, every ten seconds."""
-    told = (
-        (n.pid, irqbalance_moves(n, nics), irqbalance_bans(n, nics))
-        for n in host.neighbours
-        if n.name == IRQBALANCE
-    )
-    return [
-        f"irqbalance (pid {pid}) moves interrupts {', '.join(map(str, numbers))} too, every few "
-        f"seconds; ban them there: {bans}"
-        for pid, numbers, bans in told
-        if numbers
-    ]
-
-
-def irqbalance_moves(irqbalance: Competitor, nics: Iterable[Nic]) -> tuple[int, ...]:
-    """The interrupts of ``nics`` that irqbalance may move; none where a policy script decides,
-    because its bans are unknown here: an interrupt that it misses shows as drift."""
-    if irqbalance.policy_script:
-        return ()
-    movable = {irq.number for nic in nics for irq in nic.irqs if _movable(irq)}
-    return tuple(sorted(movable.difference(irqbalance.banned_irqs)))
-
-
 def irqbalance_bans(irqbalance: Competitor, nics: Iterable[Nic]) -> str:
-    """The command that bans ``irqbalance_moves`` beside what is banned already. Debian 12 and 13
-    start irqbalance with this file; the last line of a variable counts."""
-    banned = sorted({*irqbalance_moves(irqbalance, nics), *irqbalance.banned_irqs})
-    words = " ".join(f"--banirq={number}" for number in banned)
+    """The command that bans the movable interrupts of ``nics``, beside what is banned already; ""
+    when nothing is missing, or a policy script decides: an interrupt that it misses shows as drift.
+    Debian 12 and 13 start irqbalance with this file, in which the last line counts."""
+    movable = {irq.number for nic in nics for irq in nic.irqs if _movable(irq)}
+    if irqbalance.policy_script or movable <= {*irqbalance.banned_irqs}:
+        return ""
+    words = " ".join(f"--banirq={n}" for n in sorted({*movable, *irqbalance.banned_irqs}))
     return (
         f"echo 'IRQBALANCE_ARGS=\"{words}\"' >>/etc/default/irqbalance && systemctl restart "
         "irqbalance (docs/interrupts.md, irqbalance, has a way that survives reboots)"

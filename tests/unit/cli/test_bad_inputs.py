@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 import sys
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +13,8 @@ import click
 import pytest
 import recorded_hosts
 
-from vsrtune.cli import main
+from vsrtune.cli import main, render
+from vsrtune.cli.options import Duration, looking
 from vsrtune.core.exit_codes import ExitCode
 
 HOST = str(recorded_hosts.file("trixie-e1000e"))
@@ -206,3 +208,77 @@ def test_without_the_library_libvirt_it_is_said_which_package_it_is_in(
     (tmp_path / "p.yaml").write_text(GOOD)
     assert main.run(["verify", "--journal", str(tmp_path / "j.jsonl")]) == ExitCode.UNREAD
     assert "install python3-libvirt" in capsys.readouterr().err
+
+
+def options(words: tuple[str, ...]) -> dict[str, click.Option]:
+    """The options of a command, by their long names."""
+    command: click.Command = main.cli
+    for word in words:
+        assert isinstance(command, click.Group)
+        command = command.get_command(click.Context(command), word) or command
+    return {param.opts[-1]: param for param in command.params if isinstance(param, click.Option)}
+
+
+COMMANDS = {words: options(words) for words in commands(main.cli)}
+LOOK = ("status", "show", "top", "plan", "verify")
+CHANGE = {
+    ("apply",), ("undo",), ("attach",), ("group", "create"), ("group", "delete"), ("group", "drain"),
+    ("group", "scale"),
+}  # fmt: skip
+# Of one guest instead of a file; a file for hours of work; a trace of every pass; a log.
+OTHERWISE = {
+    "--guest": {("bench", "run")}, "--json": {("bench", "run"), ("bench", "compare")},
+    "--trace": {("daemon",)}, "--verbose": {("daemon",)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["--guest", "--json", "--wide", "--dry-run", "--policies", "--root", "--journal", "--connect",
+     "--attach-ledger", "--trace", "--verbose"],
+)  # fmt: skip
+def test_an_option_means_the_same_everywhere(name: str) -> None:
+    told = {
+        (option.help, option.metavar, str(option.default), option.envvar, type(option.type))
+        for words, known in COMMANDS.items()
+        if words not in OTHERWISE.get(name, ()) and (option := known.get(name)) is not None
+    }
+    assert len(told) == 1
+
+
+def test_who_looks_takes_the_same_options_and_who_changes_shows_it_first() -> None:
+    for command in LOOK:
+        wanted = {"--guest", "--json", "--wide", "--policies", "--root", "--journal", "--connect"}
+        assert wanted <= set(COMMANDS[command,]), command
+    assert {words for words, known in COMMANDS.items() if "--dry-run" in known} == CHANGE
+    # What prints tables as wide as the terminal can print them whole.
+    tables = {(command,) for command in (*LOOK, "apply", "doctor")} | {("group", "status")}
+    assert {words for words, known in COMMANDS.items() if "--wide" in known} == tables
+
+
+def test_every_time_is_written_with_its_unit() -> None:
+    times = [o for known in COMMANDS.values() for o in known.values() if o.metavar == "TIME"]
+    assert len(times) > 8
+    for option in times:
+        assert isinstance(option.type, Duration)
+        assert option.default is None or str(option.default).endswith("s")
+    unitless = re.compile(r"seconds|interval|timeout|wait", re.IGNORECASE)
+    named = [
+        o for known in COMMANDS.values() for o in known.values() if unitless.search(o.opts[-1])
+    ]
+    assert all(option in times for option in named)
+
+
+def test_what_takes_long_is_told_on_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(render, "_PATIENCE", 0.01)
+    for terminal in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal, raising=False)
+        with looking(5.0):
+            time.sleep(0.3)
+        with looking():
+            pass
+        time.sleep(0.05)
+        told = "vsrtune: looking at the host, and watching transmissions for 5s ...\n"
+        assert capsys.readouterr().err == (told if terminal else "")

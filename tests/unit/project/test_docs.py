@@ -329,8 +329,13 @@ def test_bash_completes_what_the_command_knows(tmp_path: Path) -> None:
     program = tmp_path / "vsrtune"
     program.write_text(f'#!/bin/sh\nPYTHONPATH={REPO} exec {sys.executable} -m vsrtune "$@"\n')
     program.chmod(0o755)
+    host = (REPO / "tests/hosts/trixie-veth-multiqueue.json").read_text()
+    (tmp_path / "host.json").write_text(host.replace("vr1", "-$(reboot)"))
+    (tmp_path / "edge.yaml").write_text("")
     script = f"""
+set -u
 source {DOCS}/completion/bash/vsrtune
+compopt() {{ echo -n "$2 "; }}
 ask() {{
   COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
   "$(complete -p vsrtune | sed 's/.*-F \\([^ ]*\\).*/\\1/')" vsrtune
@@ -339,8 +344,17 @@ ask() {{
 ask vsrtune do
 ask vsrtune policy in
 ask vsrtune doctor --js
+ask vsrtune show --guest ""
+ask vsrtune show --guest qemu :
+ask vsrtune show --guest qemu : p
+ask vsrtune show --guest qemu : x
+ask vsrtune group create e
+ask vsrtune plan --policies ""
 """
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environment = {
+        **os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "VSRTUNE_GROUPS": str(tmp_path),
+        "VSRTUNE_ROOT": str(tmp_path / "host.json"),
+    }  # fmt: skip
     done = subprocess.run(
         [bash, "--norc", "-c", script],
         capture_output=True,
@@ -348,7 +362,10 @@ ask vsrtune doctor --js
         check=True,
         env=environment,
     )
-    assert [line.split() for line in done.stdout.splitlines()] == [["doctor"], ["init"], ["--json"]]
+    assert done.stdout.splitlines() == [
+        "doctor ", "init ", "--json ", "qemu:pq1 ", "pq1 ", "pq1 ", " ",
+        "default edge ", "dirnames  ",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
