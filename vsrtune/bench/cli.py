@@ -23,6 +23,7 @@ from vsrtune.cli.options import (
 from vsrtune.cli.render import say
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
+from vsrtune.host.state_files import MAX_SIZE
 
 if TYPE_CHECKING:
     from vsrtune.bench.spec.model import Outcome, Spec
@@ -149,8 +150,8 @@ def report(result: Path, html_file: Path | None) -> None:
     from vsrtune.bench.report.files import outcome_from_json
 
     check_outputs(None, html_file)
-    text = click.get_text_stream("stdin").read() if str(result) == "-" else result.read_text()
-    outcome = outcome_from_json(text, str(result))
+    with click.open_file(str(result), encoding="utf-8", errors="replace") as file:
+        outcome = outcome_from_json(file.read(MAX_SIZE), str(result))
     deliver(outcome, None, html_file)
 
 

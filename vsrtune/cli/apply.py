@@ -42,6 +42,7 @@ from vsrtune.execute.executor import Result
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal, read_entries, read_fold
 from vsrtune.host.filesystem import LiveRoot, boot_id
+from vsrtune.host.state_files import MAX_SIZE
 from vsrtune.model.journal_records import Entry, undo_action, undo_order
 from vsrtune.model.plan import Plan, read_plan
 from vsrtune.model.snapshot import Snapshot
@@ -115,7 +116,7 @@ def apply(
     made: Plan | None = None
     policies: tuple[Policy, ...] = ()
     if stored is not None:
-        made = read_plan(stored.read(), boot, stored.name)
+        made = read_plan(stored.read(MAX_SIZE), boot, stored.name)
     else:
         policies = load_policies(policy_dirs)
     if dry_run and made is not None:
@@ -232,8 +233,8 @@ def undo(as_json: bool, dry_run: bool, places: StatePlaces) -> int:
     taken back.
 
     \b
-    Exit codes: 0 all is back, 1 something could not be put back, 4 the journal that is
-    named does not exist.
+    Exit codes: 0 all is back, 1 something could not be put back, 4 the host could not be
+    read, or the journal that is named does not exist.
     """
     check_written(places.journal, JOURNAL)
     boot = boot_id()

@@ -113,7 +113,8 @@ def create(word: str, groups: Path, dry_run: bool, places: StatePlaces) -> int:
     interrupted meanwhile. A step that fails, or an interruption, is taken back.
 
     \b
-    Exit codes: 0 done, 1 refused or failed, 2 the file is not good.
+    Exit codes: 0 done, 1 refused or failed, 2 the file is not good, 4 the host could not be
+    read.
     """
     wanted = load_group(word, groups)
     return _carry_out(lambda host: planner.create(wanted, host), places, dry_run, wanted.template)
@@ -181,7 +182,7 @@ def rules(
     are for those that are plugged in now, and for all as long as GROUP is not created.
 
     \b
-    Exit codes: 0 printed, 1 refused, 2 the file is not good.
+    Exit codes: 0 printed, 1 refused, 2 the file is not good, 4 the host could not be read.
     """
     name, host = name_of(word), attachments.look(places)
     wanted = None if name in host.groups else load_group(word, groups)
@@ -202,7 +203,7 @@ def scale(name: str, count: int, dry_run: bool, places: StatePlaces) -> int:
     before any go.
 
     \b
-    Exit codes: 0 done or nothing to do, 1 refused or failed.
+    Exit codes: 0 done or nothing to do, 1 refused or failed, 4 the host could not be read.
     """
     return _carry_out(lambda host: group_scale.scale(name, count, host), places, dry_run)
 
@@ -219,7 +220,7 @@ def drain(name: str, member: str, dry_run: bool, places: StatePlaces) -> int:
     MEMBER` prints. MEMBER joins again with `scale`, or when it is started anew.
 
     \b
-    Exit codes: 0 done or nothing to do, 1 refused or failed.
+    Exit codes: 0 done or nothing to do, 1 refused or failed, 4 the host could not be read.
     """
     return _carry_out(lambda host: group_scale.drain(name, member, host), places, dry_run)
 
@@ -240,7 +241,7 @@ def delete(name: str, keep_clones: bool, dry_run: bool, places: StatePlaces) -> 
     are removed.
 
     \b
-    Exit codes: 0 done, 1 refused or failed.
+    Exit codes: 0 done, 1 refused or failed, 4 the host could not be read.
     """
     return _carry_out(
         lambda host: planner.delete(name, host, keep_clones=keep_clones), places, dry_run

@@ -3,9 +3,11 @@ command's help lists, and nothing is changed."""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -25,12 +27,13 @@ GOOD = "guest: vr1\ncpus: {irq: 0, vcpu: 1, vhost: 2}\nprofile: none\n"
 @dataclass(frozen=True)
 class Bad:
     """``words`` are of the command line, in which ``@`` is the test's directory, with ``files`` in
-    it. ``said`` are parts of what stands on standard error."""
+    it, and what ``makes`` adds. ``said`` are parts of what stands on standard error."""
 
     words: str
     code: int
     said: tuple[str, ...]
     files: dict[str, str] = field(default_factory=dict)
+    makes: Callable[[Path], object] = lambda _place: None
 
     @property
     def name(self) -> str:
@@ -40,6 +43,27 @@ class Bad:
 def policy(text: str, *said: str) -> Bad:
     """A policy file that is wrong."""
     return Bad("policy check @/p.yaml", 2, ("@/p.yaml", *said), {"p.yaml": text})
+
+
+def special(name: str, kind: str) -> Callable[[Path], object]:
+    """What makes a file, below a directory, that is none to read."""
+
+    def make(place: Path) -> None:
+        path = place / name
+        path.parent.mkdir(exist_ok=True)
+        match kind:
+            case "fifo":
+                os.mkfifo(path)
+            case "directory":
+                path.mkdir()
+            case "ring":
+                path.symlink_to(path.name)
+            case "dangling":
+                path.symlink_to("nowhere")
+            case _:
+                path.write_bytes(kind.encode("latin-1"))
+
+    return make
 
 
 def host(command: str, code: int, *said: str, text: str = GOOD) -> Bad:
@@ -80,7 +104,80 @@ CASES = (
         {"d/a.yaml": GOOD, "d/b.yaml": GOOD}),
     Bad("policy check @/none.yaml", 2, ("@/none.yaml", "does not exist")),
     Bad("policy check --policies @/none", 4, ("the directory does not exist",)),
+    # YAML that means something else than it seems to, or that other programs take.
+    policy("\ufeffguest: vr1\nwrong: 1\n", "p.yaml:2: wrong: unknown key"),
+    policy("guest: vr1\r\nwrong: 1\r\n", "p.yaml:2: wrong: unknown key"),
+    policy("guest: vr1\rwrong: 1\r", "p.yaml:2: wrong: unknown key"),
+    policy("guest: vr1\0\n", "p.yaml:1: the text holds a control character"),
+    policy("guest: vr1\u2028cpus: {vcpu: 1}\n", "p.yaml:1: the text cannot be read as YAML"),
+    policy("guest:\u00a0vr1\n", "'guest:\\xa0vr1', not a mapping"),
+    policy("guest:\tvr1\n", "p.yaml:1: a tab stands where YAML takes spaces only"),
+    policy("guest: vr1\n cpus: {vcpu: 1}\n", "p.yaml:2: the text cannot be read as YAML"),
+    policy("Guest: vr1\n", "the key 'guest' is missing", "did you mean guest?"),
+    policy('{"guest": "vr1", "guest": "vr2"}\n', "guest stands here a second time"),
+    policy("a: &a {vcpu: 1}\nguest: vr1\n", "p.yaml:1: anchors and aliases are not accepted"),
+    policy("guest: vr1\ncpus: {<<: {vcpu: 1}}\n", "cpus.'<<': unknown key"),
+    policy("guest: vr1\n---\nguest: vr2\n", "p.yaml:2: a second YAML document begins here"),
+    policy("guest: !!str vr1\n", "YAML tags are not accepted"),
+    policy("? {a: 1}\n: 2\nguest: vr1\n", "a key must be plain text"),
+    policy("guest: " + "[" * 30_000, "the nesting is deeper than 8 levels"),
+    policy("guest: " + "v" * 60_000, "longer than 255 characters"),
+    policy("x" * 1_000_000, "the file is larger than 64 KiB"),
+    policy("guest: 12\n", "guest: 12 stands where text is expected"),
+    policy("guest: ~\n", "guest: the key has no value"),
+    policy("guest: \"\\x1b[31m\"\n", "guest: a [ has no closing ]"),
+    policy("guest: vr1\ncpus: {vcpu: 1e0}\n", "cpus.vcpu: 1.0 stands where a whole number"),
+    policy("guest: vr1\ncpus: {vcpu: 0o1}\n", "'0o1' is not a CPU list"),
+    policy("guest: vr1\ncpus: {vcpu: 0x1}\n", "'0x1' is not a CPU list"),
+    policy("guest: vr1\ncpus: {vcpu: 1:30}\n", "'1:30' is not a CPU list"),
+    policy("guest: vr1\ncpus: {vcpu: \u0661}\n", "is not a CPU list"),
+    policy("guest: vr1\ncpus: {vcpu: 0-99999999999}\n", "CPU 99999999999 is outside 0..8191"),
+    policy(f"guest: vr1\ncpus: {{vcpu: {'9' * 5000}}}\n", "999...' is not a CPU list"),
+    policy("guest: vr1\nqueue: {macvtap: 1_000}\n", "'1_000' stands where a whole number"),
+    policy("guest: vr1\nqueue: {macvtap: .inf}\n", "'.inf' stands where a whole number"),
+    policy("guest: vr1\ncpus: {irq: 0}\nirq: {set: yes}\n", "'yes' stands where true or false"),
+    policy("guest: vr1\nscheduler: {vcpu: {class: rr, priority: 1e1}}\n", "10.0 stands where"),
+    policy("guest: vr1\nscheduler: {vcpu: {class: rr, priority: 1, slice: 8 MS}}\n", "'8 MS' is not"),
+    policy("guest: vr1\nscheduler: {vcpu: {class: rr, priority: 1, slice: -8ms}}\n", "'-8ms' is not"),
+    # Files that are none.
+    *(
+        Bad(f"{command} --policies @/d", 2, ("@/d/p.yaml:1: ", said), makes=special("d/p.yaml", kind))
+        for kind, said in (
+            ("fifo", "this is no regular file"), ("directory", "this is no regular file"),
+            ("ring", "cannot be read: Too many levels of symbolic links"),
+            ("dangling", "cannot be read: No such file"), ("guest: \xe9\n", "the text is not UTF-8"),
+            ("\xff\xfeg\0u\0", "the text is not UTF-8"), ("\x7fELF\2\1\1\0", "a control character"),
+        )
+        for command in ("policy check", "plan", "apply", "daemon", f"policy init vr1 --root {HOST}")
+    ),
+    Bad(f"status --policies @/d --root {HOST}", 2, (), makes=special("d/p.yaml", "ring")),
+    Bad("try @/p.yaml", 2, ("Too many levels",), makes=special("p.yaml", "ring")),
+    Bad("group check @/g.yaml", 2, ("this is no regular file",), makes=special("g.yaml", "fifo")),
+    Bad("group create g --groups @/d", 2, ("Too many levels",), makes=special("d/g.yaml", "ring")),
+    Bad("bench run @/b.yaml", 2, ("this is no regular file",), makes=special("b.yaml", "fifo")),
+    Bad("bench report @/r.json", 2, ("the file is not JSON",), makes=special("r.json", "\xd0\0")),
+    Bad("bench report @/none.json", 2, ("does not exist",)),
+    Bad("show --root @/h.json", 4, ("no host is recorded here",), makes=special("h.json", "\xd0\0")),
+    Bad("apply --plan @/plan.json", 2, ("not JSON",), makes=special("plan.json", "\xd0\0")),
+    Bad("apply --plan @/plan.json", 2, ("not JSON: nested deeper",), {"plan.json": "[" * 100_000}),
+    *(
+        Bad(f"{command} @/f", 1, ("@/f: cannot be read: ", "no regular file"), makes=special("f", "fifo"))
+        for command in ("undo --journal", "undo --dry-run --journal", "apply --policies @ --journal",
+                        "daemon --policies @ --journal", "attach --recover --attach-ledger")
+    ),
+    Bad("verify --policies @ --journal @/f", 1, ("Too many levels", "name the file"), makes=special("f", "ring")),
+    Bad("undo --journal @/f", 1, ("line 1 is corrupt",), makes=special("f", "\xd0\n")),
     # Words of the command line.
+    Bad("daemon --metrics [::1", 2, ("'[::1' is not HOST:PORT or off",)),
+    Bad("daemon --metrics 127.0.0.1:99999", 2, ("is not HOST:PORT or off",)),
+    Bad("daemon --metrics ::", 2, ("is not HOST:PORT or off",)),
+    Bad("group scale x 1e3", 2, ("'1e3' is not a valid integer",)),
+    Bad("top --interval nan", 2, ("'nan' is not a time",)),
+    Bad("top --interval 1e3s", 2, ("'1e3s' is not a time",)),
+    Bad("show --trace -1s", 2, ("'-1s' is not a time",)),
+    Bad("show --trace \u0665s", 2, ("is not a time",)),
+    Bad("bench run --guest x --left a --right b --source 1 --destination 2 --rates 1e3", 2,
+        ("--rates 1e3: write whole numbers",)),
     Bad("shwo", 2, ("No such command 'shwo'. Did you mean show?",)),
     Bad("group stauts", 2, ("No such command 'stauts'. Did you mean status?",)),
     Bad("policy chek", 2, ("Did you mean check?",)),
@@ -150,7 +247,8 @@ def test_it_is_told_and_nothing_is_changed(
     monkeypatch.setenv("VSRTUNE_POLICIES", str(tmp_path))
     for name, text in case.files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_bytes(text.encode())
+    case.makes(tmp_path)
     before = contents(tmp_path)
     words = [word.replace("@", str(tmp_path)) for word in case.words.split()]
     assert main.run(words) == case.code
@@ -165,9 +263,32 @@ def test_it_is_told_and_nothing_is_changed(
     assert case.code in ((2,) if usage else exit_codes(*case.words.split()))
 
 
-def contents(place: Path) -> dict[str, str]:
-    """Every file below the directory."""
-    return {str(f): f.read_text() for f in place.rglob("*") if f.is_file()}
+@pytest.mark.parametrize(
+    "words",
+    ["attach vr1 --to macvtap", "attach vr1 --to macvtap --dry-run", "group status", "group status x",
+     "group create @/g.yaml", "group delete x", "group drain x y", "group scale x 1", "group rules x"],
+)  # fmt: skip
+def test_a_libvirt_that_is_away_is_a_host_that_cannot_be_read(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "g.yaml").write_text(
+        "group: {name: g, kind: pvr, members: [r1, r2], lower: {in: p0, out: p1}}\n"
+    )
+    ledger, socket = tmp_path / "attach.jsonl", tmp_path / "none"
+    more = f"--attach-ledger {ledger} --connect qemu+unix:///system?socket={socket}"
+    ledger.touch()
+    assert main.run(f"{words} {more}".replace("@", str(tmp_path)).split()) == ExitCode.UNREAD
+    assert "libvirt does not answer" in capsys.readouterr().err
+    assert ledger.read_bytes() == b""
+    assert ExitCode.UNREAD in exit_codes(*words.split())
+
+
+def contents(place: Path) -> dict[str, bytes | int]:
+    """Every file below the directory; of what is none to read its kind."""
+    return {
+        str(f): f.read_bytes() if f.is_file() else f.lstat().st_mode for f in place.rglob("*")
+        if f.name != "f.lock"  # of a log that is none to read, which is seen behind its lock
+    }  # fmt: skip
 
 
 def exit_codes(*words: str) -> set[int]:
