@@ -18,7 +18,7 @@ from vsrtune.attach.survey import known_origins, survey
 from vsrtune.attach.sweep import Swept
 from vsrtune.attach.transaction import Switcher
 from vsrtune.cli import render
-from vsrtune.cli.options import StatePlaces, looking
+from vsrtune.cli.options import StatePlaces
 from vsrtune.cli.render import patience, say
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
@@ -49,7 +49,7 @@ def concerned(policies: Sequence[Policy], ledger: Path) -> bool:
 
 def look(places: StatePlaces) -> AttachHostState:
     """The host as it is; the ledger is read without its lock. Raises VsrtuneError."""
-    with contextlib.closing(LiveHost(places.uri)) as live, looking():
+    with contextlib.closing(LiveHost(places.uri)) as live, patience("looking at the host"):
         return survey(live, known_origins(places.ledger), places.journal)
 
 

@@ -44,9 +44,7 @@ from vsrtune.views.tables import Table
 
 
 @click.command()
-@options(
-    json_option, wide_option, policies_option, root_option, uri_option, attach_ledger_option
-)  # fmt: skip
+@options(json_option, wide_option, policies_option, root_option, uri_option, attach_ledger_option)
 def doctor(
     as_json: bool,
     wide: bool,

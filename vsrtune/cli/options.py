@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Collection, Iterable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -248,15 +247,10 @@ def observe(
     from vsrtune.observe.load import with_loads
     from vsrtune.observe.observer import live_observer
 
-    with looking(trace_seconds):
+    traced = f", and watching transmissions for {trace_seconds:g}s" if trace_seconds else ""
+    with patience(f"looking at the host{traced}"):
         seen = with_loads(live_observer(uri, lambda: qemu_filter).observe(trace_seconds))
     return readable(seen, root)
-
-
-def looking(trace_seconds: float = 0.0) -> AbstractContextManager[None]:
-    """What `patience` says while the host is looked at."""
-    how = f", and watching transmissions for {trace_seconds:g}s" if trace_seconds else ""
-    return patience(f"looking at the host{how}")
 
 
 def readable(snapshot: Snapshot, root: Path | None) -> Snapshot:

@@ -18,7 +18,6 @@ from vsrtune.cli.options import (
     journal_option,
     journalled,
     look_options,
-    looking,
     observe,
     options,
     readable_policies,
@@ -205,7 +204,7 @@ def record(file: Path, note: str, trace_seconds: float, uri: str) -> None:
     Exit codes: 0 recorded, 1 something failed, or the file exists, 2 its directory does not.
     """
     check_place(file)
-    with looking(trace_seconds):
+    with render.patience("recording the host"):
         snapshot = save(file, uri, trace_seconds=trace_seconds, note=note)
     say(f"Recorded {len(snapshot.guests)} guests in {file}.")
 

@@ -16,7 +16,7 @@ import pytest
 import recorded_hosts
 
 from vsrtune.cli import main, render
-from vsrtune.cli.options import Duration, looking
+from vsrtune.cli.options import Duration
 from vsrtune.core.exit_codes import ExitCode
 
 HOST = str(recorded_hosts.file("trixie-e1000e"))
@@ -396,10 +396,10 @@ def test_what_takes_long_is_told_on_a_terminal_alone(
     monkeypatch.setattr(render, "_PATIENCE", 0.01)
     for terminal in (False, True):
         monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal, raising=False)
-        with looking(5.0):
+        with render.patience("looking at the host"):
             time.sleep(0.3)
-        with looking():
+        with render.patience("and at nothing"):
             pass
         time.sleep(0.05)
-        told = "vsrtune: looking at the host, and watching transmissions for 5s ...\n"
+        told = "vsrtune: looking at the host ...\n"
         assert capsys.readouterr().err == (told if terminal else "")
