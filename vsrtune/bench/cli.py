@@ -96,7 +96,8 @@ def run(spec_file: Path | None, **given: Any) -> int:
       --source 10.10.1.2 --destination 10.20.1.100 --rates 1000,8000
 
     \b
-    Exit codes: 0 measured, 1 something failed, 2 the specification is wrong.
+    Exit codes: 0 measured, 1 something failed, 2 the specification is wrong, 4 the host could
+    not be read.
     """
     from vsrtune.bench import session
 
@@ -125,7 +126,8 @@ def compare(spec_files: tuple[Path, ...], pairs: int, **how: Any) -> int:
     and a configuration. Ratios are those of the later to the first within a round.
 
     \b
-    Exit codes: 0 measured, 1 something failed, 2 a specification is wrong.
+    Exit codes: 0 measured, 1 something failed, 2 a specification is wrong, 4 the host could
+    not be read.
     """
     from vsrtune.bench import session
 
