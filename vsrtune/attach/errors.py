@@ -10,6 +10,7 @@ from contextlib import contextmanager
 
 from vsrtune.attach.signals import Interrupted
 from vsrtune.core.errors import VsrtuneError, WriteError
+from vsrtune.core.exit_codes import ExitCode
 
 
 class SwitchError(VsrtuneError):
@@ -37,7 +38,7 @@ class SwitchError(VsrtuneError):
         super().__init__(what, where=error.where, hint=hint, lasting=error.lasting)
         self.put_back = not left
         self.interrupted = interrupted
-        self.exit_code = Interrupted.exit_code if interrupted else error.exit_code
+        self.exit_code = Interrupted.exit_code if interrupted else ExitCode.FAILED
 
 
 _HINTS = {

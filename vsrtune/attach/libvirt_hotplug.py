@@ -15,6 +15,7 @@ from typing import Any
 
 from vsrtune.attach.plan.model import GuestNics
 from vsrtune.core.errors import VanishedError, WriteError
+from vsrtune.core.exit_codes import ExitCode
 from vsrtune.host import netlink
 from vsrtune.host.libvirt import Connection, library, vanished
 from vsrtune.model.domain_xml import DomainNic, nics
@@ -29,6 +30,8 @@ _BACK_END = re.compile(r"\bhost(net\d+): index=")
 
 class AwayError(WriteError):
     """libvirt does not answer: it is unknown whether it carried out the request."""
+
+    exit_code = ExitCode.UNREAD
 
 
 class RefusedError(WriteError):

@@ -22,6 +22,7 @@ from vsrtune.cli.options import (
 from vsrtune.cli.render import say
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
+from vsrtune.host.state_files import MAX_SIZE
 
 if TYPE_CHECKING:
     from vsrtune.bench.spec.model import Outcome, Spec
@@ -94,7 +95,8 @@ def run(spec_file: Path | None, **given: Any) -> int:
       --source 10.10.1.2 --destination 10.20.1.100 --rates 1000,8000
 
     \b
-    Exit codes: 0 measured, 1 something failed, 2 the specification is wrong.
+    Exit codes: 0 measured, 1 something failed, 2 the specification is wrong, 4 the host could
+    not be read.
     """
     how = {name: given.pop(name) for name in ("json_file", "html_file", "seed", "quiet", "uri")}
     short = {name: value for name, value in given.items() if value not in (None, False)}
@@ -121,7 +123,8 @@ def compare(spec_files: tuple[Path, ...], pairs: int, **how: Any) -> int:
     and a configuration. Ratios are those of the later to the first within a round.
 
     \b
-    Exit codes: 0 measured, 1 something failed, 2 a specification is wrong.
+    Exit codes: 0 measured, 1 something failed, 2 a specification is wrong, 4 the host could
+    not be read.
     """
     if len(spec_files) < 2:
         raise click.UsageError("name at least two files, the baseline first")
@@ -144,8 +147,8 @@ def report(result: Path, html_file: Path | None) -> None:
     from vsrtune.bench.report.files import outcome_from_json
 
     check_outputs(None, html_file)
-    text = click.get_text_stream("stdin").read() if str(result) == "-" else result.read_text()
-    outcome = outcome_from_json(text, str(result))
+    with click.open_file(str(result), encoding="utf-8", errors="replace") as file:
+        outcome = outcome_from_json(file.read(MAX_SIZE), str(result))
     deliver(outcome, None, html_file)
 
 

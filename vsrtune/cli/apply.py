@@ -30,9 +30,10 @@ from vsrtune.cli.options import (
     trace_option,
     unread,
     verbose_option,
+    wide_option,
 )
 from vsrtune.cli.plan import plan
-from vsrtune.cli.render import complain, print_json, say, show
+from vsrtune.cli.render import complain, patience, print_json, say, show
 from vsrtune.cli.trial import guardian
 from vsrtune.cli.trial.guardian import TrialGuard
 from vsrtune.core.exit_codes import ExitCode
@@ -41,6 +42,7 @@ from vsrtune.execute.executor import Result
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal, read_entries, read_fold
 from vsrtune.host.filesystem import LiveRoot, boot_id
+from vsrtune.host.state_files import MAX_SIZE
 from vsrtune.model.journal_records import Entry, undo_action, undo_order
 from vsrtune.model.plan import Plan, read_plan
 from vsrtune.model.snapshot import Snapshot
@@ -75,6 +77,7 @@ from vsrtune.views import tables
     ),
     trace_option,
     verbose_option,
+    wide_option,
     dry_run_option,
 )
 @places_options
@@ -86,6 +89,7 @@ def apply(
     confirm_seconds: float | None,
     trace_seconds: float,
     verbose: bool,
+    wide: bool,
     dry_run: bool,
     places: StatePlaces,
 ) -> int:
@@ -112,16 +116,17 @@ def apply(
     made: Plan | None = None
     policies: tuple[Policy, ...] = ()
     if stored is not None:
-        made = read_plan(stored.read(), boot, stored.name)
+        made = read_plan(stored.read(MAX_SIZE), boot, stored.name)
     else:
         policies = load_policies(policy_dirs)
     if dry_run and made is not None:
-        show(tables.plan_tables(made, verbose=verbose))
+        show(tables.plan_tables(made, verbose=verbose), wide=wide)
         return ExitCode.REFUSED if made.refusals else ExitCode.DONE
     if dry_run:
         arguments: dict[str, Any] = {
             "policy_dirs": policy_dirs, "trace_seconds": trace_seconds, "verbose": verbose,
-            "journal": places.journal, "attach_ledger": places.ledger, "uri": places.uri,
+            "wide": wide, "uri": places.uri,
+            "journal": places.journal, "attach_ledger": places.ledger,
         }  # fmt: skip
         return int(context.invoke(plan, **arguments))
     with ExitStack() as stack:
@@ -142,8 +147,9 @@ def apply(
                 entries, steps = opened.entries(), opened.steps
                 made = full_plan(snapshot, policies, entries, reassert=True, steps=steps)
             named = assign(snapshot.guests, policies) if stored is None else None
-            show(tables.plan_tables(made, named, verbose=verbose))
-            result = executor.apply(made, ops, opened)
+            show(tables.plan_tables(made, named, verbose=verbose), wide=wide)
+            with patience("carrying out the plan"):
+                result = executor.apply(made, ops, opened)
             live = len(opened.entries())
         _say_applied(made, result, boot)
         if guard is not None and confirm_seconds is not None:
@@ -168,12 +174,7 @@ def apply(
 
 def _say_applied(made: Plan, result: Result, boot: str) -> None:
     """Print the result of the plan."""
-    for action, error in result.failed:
-        say(f"vsrtune: error: {tables.failure_line(action, error)}", err=True)
-    for target in result.vanished:
-        say(f"{target}: gone meanwhile")
-    for left in result.left:
-        say(f"left alone: {left}")
+    _say_left(result)
     for action, error in result.pending:
         say(f"pending: {tables.failure_line(action, error)}")
     for action, error in result.fixed:
@@ -232,8 +233,8 @@ def undo(as_json: bool, dry_run: bool, places: StatePlaces) -> int:
     taken back.
 
     \b
-    Exit codes: 0 all is back, 1 something could not be put back, 4 the journal that is
-    named does not exist.
+    Exit codes: 0 all is back, 1 something could not be put back, 4 the host could not be
+    read, or the journal that is named does not exist.
     """
     check_written(places.journal, JOURNAL)
     boot = boot_id()
@@ -245,7 +246,7 @@ def undo(as_json: bool, dry_run: bool, places: StatePlaces) -> int:
     there = read_fold(places.journal, boot)
     if not carried and not there.live and not there.steps:
         if as_json:
-            say('{"restored": [], "left": [], "vanished": [], "failed": []}')
+            _print_json(Result())
         else:
             say("Nothing to undo: no setting on this host is vsrtune's.")
         return ExitCode.DONE if switched else ExitCode.FAILED
@@ -253,7 +254,8 @@ def undo(as_json: bool, dry_run: bool, places: StatePlaces) -> int:
     with Journal.open(places.journal, boot) as opened:
         if snapshot is not None and carried:
             executor.adopt_brought(snapshot, snapshot.guests, opened)
-        result = executor.undo(_writer(places, opened), opened)
+        with patience("putting back what was changed"):
+            result = executor.undo(_writer(places, opened), opened)
     if as_json:
         _print_json(result)
     else:
@@ -326,6 +328,10 @@ def _say_discarded(journal: Journal) -> None:
 def _say(result: Result, what: str) -> None:
     for action in result.done:
         say(f"{what}: {tables.action_line(action)}")
+    _say_left(result)
+
+
+def _say_left(result: Result) -> None:
     for left in result.left:
         say(f"left alone: {left}")
     for target in result.vanished:

@@ -122,7 +122,7 @@ def attach(
             return ExitCode.DONE
         with contextlib.ExitStack() as stack:
             reporter.watch(stack, switch)
-            swept = switcher.carry_out(switch)
+            swept = attachments.carry(switcher, switch)
             reporter.finish()
         _after(switch, places.journal)
     # The guests are where they should be; a later sweep retries a device that was not removed.

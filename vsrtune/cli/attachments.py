@@ -19,7 +19,7 @@ from vsrtune.attach.sweep import Swept
 from vsrtune.attach.transaction import Switcher
 from vsrtune.cli import render
 from vsrtune.cli.options import StatePlaces
-from vsrtune.cli.render import say
+from vsrtune.cli.render import patience, say
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.execute.ledger import read_pending
@@ -49,7 +49,7 @@ def concerned(policies: Sequence[Policy], ledger: Path) -> bool:
 
 def look(places: StatePlaces) -> AttachHostState:
     """The host as it is; the ledger is read without its lock. Raises VsrtuneError."""
-    with contextlib.closing(LiveHost(places.uri)) as live:
+    with contextlib.closing(LiveHost(places.uri)) as live, patience("looking at the host"):
         return survey(live, known_origins(places.ledger), places.journal)
 
 
@@ -85,12 +85,18 @@ def carry_out(
             error = batch.error
             if batch.switch is not None:
                 try:
-                    switcher.carry_out(batch.switch)
+                    carry(switcher, batch.switch)
                 except VsrtuneError as failed:
                     if isinstance(failed, SwitchError) and failed.interrupted:
                         raise
                     error = failed
             yield batch, error
+
+
+def carry(switcher: Switcher, switch: Switch) -> Swept:
+    """Carry out a switch. Raises VsrtuneError."""
+    with patience(f"carrying out {len(switch.steps)} steps"):
+        return switcher.carry_out(switch)
 
 
 def recorded(snapshot: Snapshot, policies: Sequence[Policy]) -> tuple[Batch, ...]:

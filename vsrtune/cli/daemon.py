@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
@@ -47,6 +48,7 @@ from vsrtune.observe.observer import live_observer
 from vsrtune.policy.matching import QemuFilter, qemu_filter
 
 METRICS = "127.0.0.1:9178"
+_ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([\w.:%-]*)):([0-9]{1,5})", re.ASCII)
 
 
 class Address(click.ParamType):
@@ -60,10 +62,10 @@ class Address(click.ParamType):
         text = str(value)
         if text == "off":
             return None
-        host, colon, port = text.rpartition(":")
-        if not colon or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+        found = _ADDRESS.fullmatch(text)
+        if found is None or not 0 < int(found[3]) < 65536:
             self.fail(f"{text!r} is not HOST:PORT or off", param, ctx)
-        return host.removeprefix("[").removesuffix("]"), int(port)
+        return found[1] or found[2], int(found[3])
 
 
 @click.command()

@@ -11,11 +11,11 @@ import click
 from vsrtune.attach.ledger import STEP
 from vsrtune.attach.survey import known_origins
 from vsrtune.cli.options import (
-    POLICY_DIR,
     attach_ledger_option,
     json_option,
     observe,
     options,
+    policies_option,
     readable_policies,
     root_option,
     uri_option,
@@ -44,8 +44,15 @@ from vsrtune.views.tables import Table
 
 
 @click.command()
-@options(json_option, wide_option, root_option, uri_option, attach_ledger_option)
-def doctor(as_json: bool, wide: bool, root: Path | None, uri: str, attach_ledger: Path) -> int:
+@options(json_option, wide_option, policies_option, root_option, uri_option, attach_ledger_option)
+def doctor(
+    as_json: bool,
+    wide: bool,
+    policy_dirs: tuple[Path, ...],
+    root: Path | None,
+    uri: str,
+    attach_ledger: Path,
+) -> int:
     """Check whether this host is fit, and say what to do where it is not.
 
     Looks for every trap that is known: kernel settings, interrupts, other tuning
@@ -56,7 +63,9 @@ def doctor(as_json: bool, wide: bool, root: Path | None, uri: str, attach_ledger
     Exit codes: 0 fine, 1 at least one error, 3 at least one warning, 4 the host could not
     be read.
     """
-    case = _case(root, uri)
+    snapshot = observe(root, uri, 0, readable_policies(policy_dirs))
+    host = LiveRoot() if root is None else load(root).root()
+    case = Case(snapshot, read_facts(host, snapshot))
     findings = check_all(case, None if root is not None else _module(attach_ledger))
     if as_json:
         told = {"worst": str(worst(findings)), "findings": findings}
@@ -66,12 +75,6 @@ def doctor(as_json: bool, wide: bool, root: Path | None, uri: str, attach_ledger
         click.echo("")
         say(summary(findings))
     return exit_code(findings)
-
-
-def _case(root: Path | None, uri: str) -> Case:
-    snapshot = observe(root, uri, 0, readable_policies((POLICY_DIR,)))
-    host = LiveRoot() if root is None else load(root).root()
-    return Case(snapshot, read_facts(host, snapshot))
 
 
 def _module(ledger: Path) -> ModuleFacts:

@@ -19,9 +19,11 @@ from vsrtune.cli.options import (
     check_written,
     dry_run_option,
     group_names,
+    guest_names,
     json_option,
     observe,
     places_options,
+    wide_option,
 )
 from vsrtune.cli.render import complain, print_json, say, show
 from vsrtune.core.errors import VsrtuneError
@@ -111,7 +113,8 @@ def create(word: str, groups: Path, dry_run: bool, places: StatePlaces) -> int:
     interrupted meanwhile. A step that fails, or an interruption, is taken back.
 
     \b
-    Exit codes: 0 done, 1 refused or failed, 2 the file is not good.
+    Exit codes: 0 done, 1 refused or failed, 2 the file is not good, 4 the host could not be
+    read.
     """
     wanted = load_group(word, groups)
     return _carry_out(lambda host: planner.create(wanted, host), places, dry_run, wanted.template)
@@ -122,8 +125,9 @@ def create(word: str, groups: Path, dry_run: bool, places: StatePlaces) -> int:
     "name", metavar="GROUP", required=False, callback=_named, shell_complete=group_names
 )
 @json_option
+@wide_option
 @places_options
-def status(name: str | None, as_json: bool, places: StatePlaces) -> int:
+def status(name: str | None, as_json: bool, wide: bool, places: StatePlaces) -> int:
     """Show where the members of GROUP, or of all groups, are plugged in, and their frames.
 
     \b
@@ -139,7 +143,7 @@ def status(name: str | None, as_json: bool, places: StatePlaces) -> int:
     if as_json:
         print_json([place for rows in found.values() for place in rows])
     elif found:
-        show([group_status.table(n, rows) for n, rows in found.items()])
+        show([group_status.table(n, rows) for n, rows in found.items()], wide=wide)
     else:
         click.echo("No group was created on this host.")
     return ExitCode.DONE
@@ -147,7 +151,7 @@ def status(name: str | None, as_json: bool, places: StatePlaces) -> int:
 
 @group.command()
 @_file_argument
-@click.argument("balancer", metavar="[BALANCER]", required=False)
+@click.argument("balancer", metavar="[BALANCER]", required=False, shell_complete=guest_names)
 @click.option(
     "--routers",
     "count",
@@ -155,7 +159,13 @@ def status(name: str | None, as_json: bool, places: StatePlaces) -> int:
     type=click.IntRange(1, 99),
     help="For the first N routers, not for those that are plugged in now.",
 )
-@click.option("--without", metavar="ROUTER", multiple=True, help="For the others only.")
+@click.option(
+    "--without",
+    metavar="ROUTER",
+    multiple=True,
+    shell_complete=guest_names,
+    help="For the others only.",
+)
 @_groups_option
 @places_options
 def rules(
@@ -172,7 +182,7 @@ def rules(
     are for those that are plugged in now, and for all as long as GROUP is not created.
 
     \b
-    Exit codes: 0 printed, 1 refused, 2 the file is not good.
+    Exit codes: 0 printed, 1 refused, 2 the file is not good, 4 the host could not be read.
     """
     name, host = name_of(word), attachments.look(places)
     wanted = None if name in host.groups else load_group(word, groups)
@@ -193,14 +203,14 @@ def scale(name: str, count: int, dry_run: bool, places: StatePlaces) -> int:
     before any go.
 
     \b
-    Exit codes: 0 done or nothing to do, 1 refused or failed.
+    Exit codes: 0 done or nothing to do, 1 refused or failed, 4 the host could not be read.
     """
     return _carry_out(lambda host: group_scale.scale(name, count, host), places, dry_run)
 
 
 @group.command()
 @_name_argument
-@click.argument("member", metavar="MEMBER")
+@click.argument("member", metavar="MEMBER", shell_complete=guest_names)
 @dry_run_option
 @places_options
 def drain(name: str, member: str, dry_run: bool, places: StatePlaces) -> int:
@@ -210,7 +220,7 @@ def drain(name: str, member: str, dry_run: bool, places: StatePlaces) -> int:
     MEMBER` prints. MEMBER joins again with `scale`, or when it is started anew.
 
     \b
-    Exit codes: 0 done or nothing to do, 1 refused or failed.
+    Exit codes: 0 done or nothing to do, 1 refused or failed, 4 the host could not be read.
     """
     return _carry_out(lambda host: group_scale.drain(name, member, host), places, dry_run)
 
@@ -231,7 +241,7 @@ def delete(name: str, keep_clones: bool, dry_run: bool, places: StatePlaces) -> 
     are removed.
 
     \b
-    Exit codes: 0 done, 1 refused or failed.
+    Exit codes: 0 done, 1 refused or failed, 4 the host could not be read.
     """
     return _carry_out(
         lambda host: planner.delete(name, host, keep_clones=keep_clones), places, dry_run
@@ -260,7 +270,7 @@ def _carry_out(
         attachments.show(switch)
         failed: tuple[VsrtuneError, ...] = ()
         if not dry_run and (switch.steps or switch.leaves or switch.ended or switch.kept):
-            swept = switcher.carry_out(switch)
+            swept = attachments.carry(switcher, switch)
             for text in swept.did if switch.ended else ():
                 say(text)
             failed = swept.failed

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 from click.shell_completion import CompletionItem
 
-from vsrtune.cli.render import say
+from vsrtune.cli.render import patience, say
 from vsrtune.core.errors import InputError, ObserveError, VsrtuneError
 from vsrtune.core.text import parse_time
 
@@ -85,7 +85,10 @@ class Duration(click.ParamType):
 
 
 def guest_names(ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Completion: the guests of this host, or of the one recorded in --root."""
+    """Completion: the guests of this host, or of the one recorded in --root. Names that a shell
+    would not take as they are, which any user's process can have, are not offered."""
+    import shlex
+
     from vsrtune.host.filesystem import LiveRoot
     from vsrtune.observe.qemu_processes import ProcessTable
 
@@ -97,12 +100,14 @@ def guest_names(ctx: click.Context, _param: click.Parameter, begun: str) -> list
             names = [args.name if args.libvirt else f"qemu:{args.name}" for args in found]
     except (VsrtuneError, OSError):
         return []
-    return [CompletionItem(name) for name in sorted(set(names)) if name.startswith(begun)]
+    safe = sorted({name for name in names if shlex.quote(name) == name})
+    return [CompletionItem(name) for name in safe if name.startswith(begun)]
 
 
 def files_or_guests(ctx: click.Context, param: click.Parameter, begun: str) -> list[CompletionItem]:
-    """Completion: guests, and files, which the shell knows."""
-    return [*guest_names(ctx, param, begun), CompletionItem(begun, type="file")]
+    """Completion: guests, and files, which the shell knows. In bash a file's item takes what
+    came before it away."""
+    return [CompletionItem(begun, type="file"), *guest_names(ctx, param, begun)]
 
 
 def group_names(ctx: click.Context, _param: click.Parameter, begun: str) -> list[CompletionItem]:
@@ -114,7 +119,7 @@ def group_names(ctx: click.Context, _param: click.Parameter, begun: str) -> list
     except VsrtuneError:
         names = []
     found = [CompletionItem(name) for name in names if name.startswith(begun)]
-    return [*found, CompletionItem(begun, type="file")]
+    return [CompletionItem(begun, type="file"), *found]
 
 
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
@@ -242,9 +247,10 @@ def observe(
     from vsrtune.observe.load import with_loads
     from vsrtune.observe.observer import live_observer
 
-    return readable(
-        with_loads(live_observer(uri, lambda: qemu_filter).observe(trace_seconds)), root
-    )
+    traced = f", and watching transmissions for {trace_seconds:g}s" if trace_seconds else ""
+    with patience(f"looking at the host{traced}"):
+        seen = with_loads(live_observer(uri, lambda: qemu_filter).observe(trace_seconds))
+    return readable(seen, root)
 
 
 def readable(snapshot: Snapshot, root: Path | None) -> Snapshot:

@@ -7,9 +7,11 @@ Everywhere else, and with ``--wide``, nothing is, so that a pipe into grep or aw
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
-from collections.abc import Iterable
+import threading
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -20,6 +22,7 @@ from vsrtune.core.text import printable
 if TYPE_CHECKING:
     from vsrtune.views.tables import Table
 
+_PATIENCE = 2.0  # seconds
 _STYLES: dict[str, dict[str, Any]] = {
     "plain": {"bold": True},
     "good": {"bold": True, "fg": "green"},
@@ -68,9 +71,25 @@ def say(text: str, *, err: bool = False, wide: bool = False, cut: bool = False) 
     it goes on in the next line, or with ``cut`` ends at the edge."""
     room = None if wide else width(err=err)
     text = printable(text)
-    if room is not None and len(text) > room:
+    if room is not None and 2 * len(text) > room:
         from vsrtune.views import layout
 
-        lines = [layout.elide(text, room)] if cut else layout.wrap(text, room, "  ")
-        text = "\n".join(lines)
+        if cut and layout.cells(text) > room:
+            # A long name before the colon leaves room for what is said of it.
+            name, colon, said = text.partition(": ")
+            text = layout.elide(layout.elide(name, room // 3) + colon + said, room)
+        text = "\n".join(layout.wrap(text, room, "  "))
     click.echo(text, err=err)
+
+
+@contextlib.contextmanager
+def patience(doing: str) -> Iterator[None]:
+    """Say on a terminal what takes longer than _PATIENCE."""
+    timer = threading.Timer(_PATIENCE, say, (f"vsrtune: {doing} ...",), {"err": True})
+    timer.daemon = True
+    if width(err=True) is not None:
+        timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -204,7 +204,8 @@ def record(file: Path, note: str, trace_seconds: float, uri: str) -> None:
     Exit codes: 0 recorded, 1 something failed, or the file exists, 2 its directory does not.
     """
     check_place(file)
-    snapshot = save(file, uri, trace_seconds=trace_seconds, note=note)
+    with render.patience("recording the host"):
+        snapshot = save(file, uri, trace_seconds=trace_seconds, note=note)
     say(f"Recorded {len(snapshot.guests)} guests in {file}.")
 
 

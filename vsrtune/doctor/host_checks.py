@@ -11,10 +11,11 @@ from vsrtune.doctor.model import Case, Finding, error, info, ok, warning
 from vsrtune.model.deadline import UNIT, percent
 from vsrtune.model.deadline import bandwidth as booked_by
 from vsrtune.model.guest import Guest, Role, SchedClass
-from vsrtune.model.host import Nic
+from vsrtune.model.host import IRQBALANCE, Nic
 from vsrtune.model.root_domains import books as domains
 from vsrtune.model.root_domains import is_partition
 from vsrtune.plan.interrupt_cpus import queue_irqs
+from vsrtune.plan.interrupts import irqbalance_bans
 
 OLDEST = (6, 1)
 _CPUS = "/sys/devices/system/cpu"
@@ -217,19 +218,21 @@ def neighbours(case: Case) -> Iterable[Finding]:
     """Other software that writes what vsrtune writes: irqbalance, TuneD, numad, stalld."""
     found = case.snapshot.host.neighbours
     hints = {
-        "irqbalance": "ban the NICs' interrupts (--banirq in its options) or stop it, so that "
-        "the interrupt CPUs stay",
         "numad": "stop it on hosts of routers, or exclude QEMU (-x PID)",
         "stalld": "keep it off class deadline and off the guests' CPUs",
-        "tuned": "choose a profile without [scheduler] groups and without realtime",
     }
     for one in found:
-        left_alone = one.banned_irqs or one.policy_script
+        hint, detail = hints.get(one.name, ""), one.detail
+        if one.name == IRQBALANCE:
+            hint = irqbalance_bans(one, _lowers(case))
+        elif one.name == "tuned" and case.facts.tuned:
+            hint = "tuned-adm profile virtual-host; docs/doctor.md, TuneD, keeps the rest of yours"
+            detail += f"; it writes {', '.join(case.facts.tuned)}"
         pid = "" if one.pid is None else f"/proc/{one.pid}/comm"
-        tell = warning if one.name in hints and not left_alone else info
+        tell = warning if hint else info
         yield tell(
-            f"{one.name}: {one.detail}" if one.detail else f"{one.name} runs",
-            hints.get(one.name, ""),
+            f"{one.name}: {detail}" if detail else f"{one.name} runs",
+            hint,
             f"{pid}: {one.name}" if pid else f"{_CPUS}/nohz_full",
         )
     if not found:

@@ -59,7 +59,8 @@ class Facts:
     boot, ``isolated`` the CPUs isolated at boot, ``managed_irqs`` the interrupts whose CPUs
     the kernel alone sets, ``devices`` the MAC of a guest's host device and whether it is up,
     ``openers`` the processes (device, pid, name) that have a guest's tap open and are not that
-    guest's QEMU, ``books`` the kernel's bookings for class deadline.
+    guest's QEMU, ``books`` the kernel's bookings for class deadline, ``tuned`` the options of the
+    running TuneD profile that write what vsrtune writes, or what class deadline needs.
     """
 
     rt_group_sched: str | None = None
@@ -71,6 +72,7 @@ class Facts:
     devices: Mapping[str, tuple[str, bool]] = field(default_factory=dict)
     openers: tuple[tuple[str, int, str], ...] | None = None
     books: tuple[DeadlineCpu, ...] = ()
+    tuned: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

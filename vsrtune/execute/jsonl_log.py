@@ -247,12 +247,17 @@ def read_log(path: Path) -> bytes:
     """The content of a log, read without its lock; nothing when there is no file. Raises
     JournalError when it cannot be read."""
     try:
+        if path.exists() and not path.is_file():
+            # To open a FIFO would wait for ever.
+            raise OSError(errno.EINVAL, "it is no regular file")
         return read_file(path)
     except FileNotFoundError:
         return b""
     except OSError as error:
+        denied = isinstance(error, PermissionError)
+        hint = "run as root" if denied else "name the file that was used before, or a new one"
         raise JournalError(
-            f"cannot be read: {error.strerror}", where=str(path), hint="run as root"
+            f"cannot be read: {error.strerror}", where=str(path), hint=hint
         ) from error
 
 

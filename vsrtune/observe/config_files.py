@@ -110,7 +110,8 @@ def unsafe(files: Iterable[Path]) -> list[PolicyError]:
     """An error for each file, and each directory in which a file lies, that others could write."""
     errors: dict[Path, PolicyError] = {}
     for path in files:
-        for place in (path.parent, path, path.resolve().parent):
+        # Path.resolve raises for a ring of links; stat says that better.
+        for place in (path.parent, path, Path(os.path.realpath(path)).parent):
             try:
                 found = place.stat()
             except OSError:

@@ -20,7 +20,7 @@ from dataclasses import replace
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import DATA_PLANE, Guest
-from vsrtune.model.host import IRQBALANCE, Host, Irq, Nic, NicQueue
+from vsrtune.model.host import IRQBALANCE, Competitor, Host, Irq, Nic, NicQueue
 from vsrtune.model.plan import Action, Refusal
 from vsrtune.model.present import changed, irq_target, queue_target, thread_target
 from vsrtune.model.snapshot import Snapshot
@@ -111,7 +111,11 @@ def warnings(result: Snapshot, per_guest: Sequence[Requirements]) -> list[str]:
     managed = {w.guest.ref for w in per_guest}
     guests = [g for g in result.guests if g.ref in managed]
     out = [text for nic, cpus in nics.values() for text in _staying(nic, cpus, guests)]
-    return out + _irqbalance(result.host, [nic for nic, _ in nics.values()])
+    return out + [
+        f"irqbalance (pid {n.pid}) moves the same interrupts, every few seconds; ban them: {bans}"
+        for n in result.host.neighbours
+        if n.name == IRQBALANCE and (bans := irqbalance_bans(n, [nic for nic, _ in nics.values()]))
+    ]
 
 
 def _staying(nic: Nic, cpus: CpuSet, guests: Sequence[Guest]) -> list[str]:
@@ -133,26 +137,18 @@ def _staying(nic: Nic, cpus: CpuSet, guests: Sequence[Guest]) -> list[str]:
     return out
 
 
-def _irqbalance(host: Host, nics: Iterable[Nic]) -> list[str]:
-    """A warning that irqbalance moves interrupts by its own rules, every ten seconds."""
-    running = [n for n in host.neighbours if n.name == IRQBALANCE]
-    # The bans of a policy script are unknown here; an interrupt that it misses shows as drift.
-    if not running or running[0].policy_script:
-        return []
+def irqbalance_bans(irqbalance: Competitor, nics: Iterable[Nic]) -> str:
+    """The command that bans the movable interrupts of ``nics``, beside what is banned already; ""
+    when nothing is missing, or a policy script decides: an interrupt that it misses shows as drift.
+    Debian 12 and 13 start irqbalance with this file, in which the last line counts."""
     movable = {irq.number for nic in nics for irq in nic.irqs if _movable(irq)}
-    numbers = sorted(movable.difference(running[0].banned_irqs))
-    if not numbers:
-        return []
-    banned = sorted({*numbers, *running[0].banned_irqs})
-    words = " ".join(f"--banirq={number}" for number in banned)
-    listed = ", ".join(map(str, numbers))
-    text = (
-        f"irqbalance (pid {running[0].pid}) moves interrupts {listed} too, every few seconds; "
-        "ban them there: "
-        f'IRQBALANCE_ARGS="{words}" in /etc/default/irqbalance, then systemctl restart '
-        "irqbalance (docs/policy.md, irq, has a way that survives reboots)"
+    if irqbalance.policy_script or movable <= {*irqbalance.banned_irqs}:
+        return ""
+    words = " ".join(f"--banirq={n}" for n in sorted({*movable, *irqbalance.banned_irqs}))
+    return (
+        f"echo 'IRQBALANCE_ARGS=\"{words}\"' >>/etc/default/irqbalance && systemctl restart "
+        "irqbalance (docs/interrupts.md, irqbalance, has a way that survives reboots)"
     )
-    return [text]
 
 
 def refused(actions: Iterable[tuple[Action, object]]) -> tuple[tuple[int, str], ...]:

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Tables as lines of text that fit a width. Pure.
 
-A table that is too wide first loses its ``spare`` columns, the last one named first. Then its
-``text`` columns take what the others leave, and only when that is too little are the widest of
-the others cut. What is cut ends in an ellipsis, and no word is broken without one.
+A table that is too wide first loses its ``spare`` columns, the last one named first, and names
+that are very long are cut. Then its ``text`` columns take what the others leave, and only when that
+is too little are the widest of the others cut. What is cut ends in an ellipsis, and no word is
+broken without one.
 """
 
 from __future__ import annotations
 
-import textwrap
 import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +20,8 @@ ELLIPSIS = "\N{HORIZONTAL ELLIPSIS}"
 # A column of sentences that is narrower than this cannot be read.
 _LEAST_TEXT = 18
 _LEAST = 4
+# A name of up to 255 characters must not take the place of what is said of it.
+_LONG_NAME = 32
 _INDENT = 2
 
 
@@ -84,6 +86,7 @@ def fit(table: Table, width: int | None, gap: int = 2) -> Grid:
             places.remove(table.columns.index(head))
     texts = [place for place in places if _is_text(table, place)]
     others = [place for place in places if place not in texts]
+    _shrink(wanted, others, too_much(), _LONG_NAME)
     _shrink(wanted, texts, too_much(), _LEAST_TEXT)
     _shrink(wanted, others, too_much(), _LEAST)
     _shrink(wanted, places, too_much(), 1)
@@ -133,7 +136,11 @@ def wrap(text: str, width: int | None, indent: str = "") -> list[str]:
     first. A word that is too long for a line is cut with an ellipsis."""
     if width is None or cells(text) <= width:
         return [text]
-    broken = textwrap.wrap(
-        text, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
-    )
-    return [elide(line, width) for line in broken]
+    first, *words = text.split() or [""]
+    told = [text[: len(text) - len(text.lstrip())] + first]
+    for word in words:
+        if cells(f"{told[-1]} {word}") <= width:
+            told[-1] += f" {word}"
+        else:
+            told.append(indent + word)
+    return [elide(line, width) for line in told]

@@ -3,8 +3,11 @@ command's help lists, and nothing is changed."""
 
 from __future__ import annotations
 
+import os
 import re
 import sys
+import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +15,8 @@ import click
 import pytest
 import recorded_hosts
 
-from vsrtune.cli import main
+from vsrtune.cli import main, render
+from vsrtune.cli.options import Duration
 from vsrtune.core.exit_codes import ExitCode
 
 HOST = str(recorded_hosts.file("trixie-e1000e"))
@@ -23,12 +27,13 @@ GOOD = "guest: vr1\ncpus: {irq: 0, vcpu: 1, vhost: 2}\nprofile: none\n"
 @dataclass(frozen=True)
 class Bad:
     """``words`` are of the command line, in which ``@`` is the test's directory, with ``files`` in
-    it. ``said`` are parts of what stands on standard error."""
+    it, and what ``makes`` adds. ``said`` are parts of what stands on standard error."""
 
     words: str
     code: int
     said: tuple[str, ...]
     files: dict[str, str] = field(default_factory=dict)
+    makes: Callable[[Path], object] = lambda _place: None
 
     @property
     def name(self) -> str:
@@ -38,6 +43,27 @@ class Bad:
 def policy(text: str, *said: str) -> Bad:
     """A policy file that is wrong."""
     return Bad("policy check @/p.yaml", 2, ("@/p.yaml", *said), {"p.yaml": text})
+
+
+def special(name: str, kind: str) -> Callable[[Path], object]:
+    """What makes a file, below a directory, that is none to read."""
+
+    def make(place: Path) -> None:
+        path = place / name
+        path.parent.mkdir(exist_ok=True)
+        match kind:
+            case "fifo":
+                os.mkfifo(path)
+            case "directory":
+                path.mkdir()
+            case "ring":
+                path.symlink_to(path.name)
+            case "dangling":
+                path.symlink_to("nowhere")
+            case _:
+                path.write_bytes(kind.encode("latin-1"))
+
+    return make
 
 
 def host(command: str, code: int, *said: str, text: str = GOOD) -> Bad:
@@ -78,7 +104,80 @@ CASES = (
         {"d/a.yaml": GOOD, "d/b.yaml": GOOD}),
     Bad("policy check @/none.yaml", 2, ("@/none.yaml", "does not exist")),
     Bad("policy check --policies @/none", 4, ("the directory does not exist",)),
+    # YAML that means something else than it seems to, or that other programs take.
+    policy("\ufeffguest: vr1\nwrong: 1\n", "p.yaml:2: wrong: unknown key"),
+    policy("guest: vr1\r\nwrong: 1\r\n", "p.yaml:2: wrong: unknown key"),
+    policy("guest: vr1\rwrong: 1\r", "p.yaml:2: wrong: unknown key"),
+    policy("guest: vr1\0\n", "p.yaml:1: the text holds a control character"),
+    policy("guest: vr1\u2028cpus: {vcpu: 1}\n", "p.yaml:1: the text cannot be read as YAML"),
+    policy("guest:\u00a0vr1\n", "'guest:\\xa0vr1', not a mapping"),
+    policy("guest:\tvr1\n", "p.yaml:1: a tab stands where YAML takes spaces only"),
+    policy("guest: vr1\n cpus: {vcpu: 1}\n", "p.yaml:2: the text cannot be read as YAML"),
+    policy("Guest: vr1\n", "the key 'guest' is missing", "did you mean guest?"),
+    policy('{"guest": "vr1", "guest": "vr2"}\n', "guest stands here a second time"),
+    policy("a: &a {vcpu: 1}\nguest: vr1\n", "p.yaml:1: anchors and aliases are not accepted"),
+    policy("guest: vr1\ncpus: {<<: {vcpu: 1}}\n", "cpus.'<<': unknown key"),
+    policy("guest: vr1\n---\nguest: vr2\n", "p.yaml:2: a second YAML document begins here"),
+    policy("guest: !!str vr1\n", "YAML tags are not accepted"),
+    policy("? {a: 1}\n: 2\nguest: vr1\n", "a key must be plain text"),
+    policy("guest: " + "[" * 30_000, "the nesting is deeper than 8 levels"),
+    policy("guest: " + "v" * 60_000, "longer than 255 characters"),
+    policy("x" * 1_000_000, "the file is larger than 64 KiB"),
+    policy("guest: 12\n", "guest: 12 stands where text is expected"),
+    policy("guest: ~\n", "guest: the key has no value"),
+    policy("guest: \"\\x1b[31m\"\n", "guest: a [ has no closing ]"),
+    policy("guest: vr1\ncpus: {vcpu: 1e0}\n", "cpus.vcpu: 1.0 stands where a whole number"),
+    policy("guest: vr1\ncpus: {vcpu: 0o1}\n", "'0o1' is not a CPU list"),
+    policy("guest: vr1\ncpus: {vcpu: 0x1}\n", "'0x1' is not a CPU list"),
+    policy("guest: vr1\ncpus: {vcpu: 1:30}\n", "'1:30' is not a CPU list"),
+    policy("guest: vr1\ncpus: {vcpu: \u0661}\n", "is not a CPU list"),
+    policy("guest: vr1\ncpus: {vcpu: 0-99999999999}\n", "CPU 99999999999 is outside 0..8191"),
+    policy(f"guest: vr1\ncpus: {{vcpu: {'9' * 5000}}}\n", "999...' is not a CPU list"),
+    policy("guest: vr1\nqueue: {macvtap: 1_000}\n", "'1_000' stands where a whole number"),
+    policy("guest: vr1\nqueue: {macvtap: .inf}\n", "'.inf' stands where a whole number"),
+    policy("guest: vr1\ncpus: {irq: 0}\nirq: {set: yes}\n", "'yes' stands where true or false"),
+    policy("guest: vr1\nscheduler: {vcpu: {class: rr, priority: 1e1}}\n", "10.0 stands where"),
+    policy("guest: vr1\nscheduler: {vcpu: {class: rr, priority: 1, slice: 8 MS}}\n", "'8 MS' is not"),
+    policy("guest: vr1\nscheduler: {vcpu: {class: rr, priority: 1, slice: -8ms}}\n", "'-8ms' is not"),
+    # Files that are none.
+    *(
+        Bad(f"{command} --policies @/d", 2, ("@/d/p.yaml:1: ", said), makes=special("d/p.yaml", kind))
+        for kind, said in (
+            ("fifo", "this is no regular file"), ("directory", "this is no regular file"),
+            ("ring", "cannot be read: Too many levels of symbolic links"),
+            ("dangling", "cannot be read: No such file"), ("guest: \xe9\n", "the text is not UTF-8"),
+            ("\xff\xfeg\0u\0", "the text is not UTF-8"), ("\x7fELF\2\1\1\0", "a control character"),
+        )
+        for command in ("policy check", "plan", "apply", "daemon", f"policy init vr1 --root {HOST}")
+    ),
+    Bad(f"status --policies @/d --root {HOST}", 2, (), makes=special("d/p.yaml", "ring")),
+    Bad("try @/p.yaml", 2, ("Too many levels",), makes=special("p.yaml", "ring")),
+    Bad("group check @/g.yaml", 2, ("this is no regular file",), makes=special("g.yaml", "fifo")),
+    Bad("group create g --groups @/d", 2, ("Too many levels",), makes=special("d/g.yaml", "ring")),
+    Bad("bench run @/b.yaml", 2, ("this is no regular file",), makes=special("b.yaml", "fifo")),
+    Bad("bench report @/r.json", 2, ("the file is not JSON",), makes=special("r.json", "\xd0\0")),
+    Bad("bench report @/none.json", 2, ("does not exist",)),
+    Bad("show --root @/h.json", 4, ("no host is recorded here",), makes=special("h.json", "\xd0\0")),
+    Bad("apply --plan @/plan.json", 2, ("not JSON",), makes=special("plan.json", "\xd0\0")),
+    Bad("apply --plan @/plan.json", 2, ("not JSON: nested deeper",), {"plan.json": "[" * 100_000}),
+    *(
+        Bad(f"{command} @/f", 1, ("@/f: cannot be read: ", "no regular file"), makes=special("f", "fifo"))
+        for command in ("undo --journal", "undo --dry-run --journal", "apply --policies @ --journal",
+                        "daemon --policies @ --journal", "attach --recover --attach-ledger")
+    ),
+    Bad("verify --policies @ --journal @/f", 1, ("Too many levels", "name the file"), makes=special("f", "ring")),
+    Bad("undo --journal @/f", 1, ("line 1 is corrupt",), makes=special("f", "\xd0\n")),
     # Words of the command line.
+    Bad("daemon --metrics [::1", 2, ("'[::1' is not HOST:PORT or off",)),
+    Bad("daemon --metrics 127.0.0.1:99999", 2, ("is not HOST:PORT or off",)),
+    Bad("daemon --metrics ::", 2, ("is not HOST:PORT or off",)),
+    Bad("group scale x 1e3", 2, ("'1e3' is not a valid integer",)),
+    Bad("top --interval nan", 2, ("'nan' is not a time",)),
+    Bad("top --interval 1e3s", 2, ("'1e3s' is not a time",)),
+    Bad("show --trace -1s", 2, ("'-1s' is not a time",)),
+    Bad("show --trace \u0665s", 2, ("is not a time",)),
+    Bad("bench run --guest x --left a --right b --source 1 --destination 2 --rates 1e3", 2,
+        ("--rates 1e3: write whole numbers",)),
     Bad("shwo", 2, ("No such command 'shwo'. Did you mean show?",)),
     Bad("group stauts", 2, ("No such command 'stauts'. Did you mean status?",)),
     Bad("policy chek", 2, ("Did you mean check?",)),
@@ -148,7 +247,8 @@ def test_it_is_told_and_nothing_is_changed(
     monkeypatch.setenv("VSRTUNE_POLICIES", str(tmp_path))
     for name, text in case.files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_bytes(text.encode())
+    case.makes(tmp_path)
     before = contents(tmp_path)
     words = [word.replace("@", str(tmp_path)) for word in case.words.split()]
     assert main.run(words) == case.code
@@ -163,9 +263,32 @@ def test_it_is_told_and_nothing_is_changed(
     assert case.code in ((2,) if usage else exit_codes(*case.words.split()))
 
 
-def contents(place: Path) -> dict[str, str]:
-    """Every file below the directory."""
-    return {str(f): f.read_text() for f in place.rglob("*") if f.is_file()}
+@pytest.mark.parametrize(
+    "words",
+    ["attach vr1 --to macvtap", "attach vr1 --to macvtap --dry-run", "group status", "group status x",
+     "group create @/g.yaml", "group delete x", "group drain x y", "group scale x 1", "group rules x"],
+)  # fmt: skip
+def test_a_libvirt_that_is_away_is_a_host_that_cannot_be_read(
+    words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "g.yaml").write_text(
+        "group: {name: g, kind: pvr, members: [r1, r2], lower: {in: p0, out: p1}}\n"
+    )
+    ledger, socket = tmp_path / "attach.jsonl", tmp_path / "none"
+    more = f"--attach-ledger {ledger} --connect qemu+unix:///system?socket={socket}"
+    ledger.touch()
+    assert main.run(f"{words} {more}".replace("@", str(tmp_path)).split()) == ExitCode.UNREAD
+    assert "libvirt does not answer" in capsys.readouterr().err
+    assert ledger.read_bytes() == b""
+    assert ExitCode.UNREAD in exit_codes(*words.split())
+
+
+def contents(place: Path) -> dict[str, bytes | int]:
+    """Every file below the directory; of what is none to read its kind."""
+    return {
+        str(f): f.read_bytes() if f.is_file() else f.lstat().st_mode for f in place.rglob("*")
+        if f.name != "f.lock"  # of a log that is none to read, which is seen behind its lock
+    }  # fmt: skip
 
 
 def exit_codes(*words: str) -> set[int]:
@@ -206,3 +329,77 @@ def test_without_the_library_libvirt_it_is_said_which_package_it_is_in(
     (tmp_path / "p.yaml").write_text(GOOD)
     assert main.run(["verify", "--journal", str(tmp_path / "j.jsonl")]) == ExitCode.UNREAD
     assert "install python3-libvirt" in capsys.readouterr().err
+
+
+def options(words: tuple[str, ...]) -> dict[str, click.Option]:
+    """The options of a command, by their long names."""
+    command: click.Command = main.cli
+    for word in words:
+        assert isinstance(command, click.Group)
+        command = command.get_command(click.Context(command), word) or command
+    return {param.opts[-1]: param for param in command.params if isinstance(param, click.Option)}
+
+
+COMMANDS = {words: options(words) for words in commands(main.cli)}
+LOOK = ("status", "show", "top", "plan", "verify")
+CHANGE = {
+    ("apply",), ("undo",), ("attach",), ("group", "create"), ("group", "delete"), ("group", "drain"),
+    ("group", "scale"),
+}  # fmt: skip
+# Of one guest instead of a file; a file for hours of work; a trace of every pass; a log.
+OTHERWISE = {
+    "--guest": {("bench", "run")}, "--json": {("bench", "run"), ("bench", "compare")},
+    "--trace": {("daemon",)}, "--verbose": {("daemon",)},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["--guest", "--json", "--wide", "--dry-run", "--policies", "--root", "--journal", "--connect",
+     "--attach-ledger", "--trace", "--verbose"],
+)  # fmt: skip
+def test_an_option_means_the_same_everywhere(name: str) -> None:
+    told = {
+        (option.help, option.metavar, str(option.default), option.envvar, type(option.type))
+        for words, known in COMMANDS.items()
+        if words not in OTHERWISE.get(name, ()) and (option := known.get(name)) is not None
+    }
+    assert len(told) == 1
+
+
+def test_who_looks_takes_the_same_options_and_who_changes_shows_it_first() -> None:
+    for command in LOOK:
+        wanted = {"--guest", "--json", "--wide", "--policies", "--root", "--journal", "--connect"}
+        assert wanted <= set(COMMANDS[command,]), command
+    assert {words for words, known in COMMANDS.items() if "--dry-run" in known} == CHANGE
+    # What prints tables as wide as the terminal can print them whole.
+    tables = {(command,) for command in (*LOOK, "apply", "doctor")} | {("group", "status")}
+    assert {words for words, known in COMMANDS.items() if "--wide" in known} == tables
+
+
+def test_every_time_is_written_with_its_unit() -> None:
+    times = [o for known in COMMANDS.values() for o in known.values() if o.metavar == "TIME"]
+    assert len(times) > 8
+    for option in times:
+        assert isinstance(option.type, Duration)
+        assert option.default is None or str(option.default).endswith("s")
+    unitless = re.compile(r"seconds|interval|timeout|wait", re.IGNORECASE)
+    named = [
+        o for known in COMMANDS.values() for o in known.values() if unitless.search(o.opts[-1])
+    ]
+    assert all(option in times for option in named)
+
+
+def test_what_takes_long_is_told_on_a_terminal_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(render, "_PATIENCE", 0.01)
+    for terminal in (False, True):
+        monkeypatch.setattr(sys.stderr, "isatty", lambda terminal=terminal: terminal, raising=False)
+        with render.patience("looking at the host"):
+            time.sleep(0.3)
+        with render.patience("and at nothing"):
+            pass
+        time.sleep(0.05)
+        told = "vsrtune: looking at the host ...\n"
+        assert capsys.readouterr().err == (told if terminal else "")

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import recorded_hosts
 from click.shell_completion import ShellComplete
 
 from vsrtune.cli import main
+from vsrtune.observe.qemu_processes import ProcessTable
 
 
 def completed(*words: str) -> list[str]:
@@ -35,8 +37,9 @@ def places(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         (["plan", "--policies", ""], ["dir"]),
         (["policy", "check", "p"], ["file"]),
         (["policy", "init", "v"], ["vr1"]),
-        (["group", "create", ""], ["core", "edge", "file"]),
-        (["group", "create", "e"], ["edge", "file"]),
+        # In bash an item for files takes those before it away.
+        (["group", "create", ""], ["file", "core", "edge"]),
+        (["group", "create", "e"], ["file", "edge"]),
         *(([c, "--guest", "v"], ["vr1"]) for c in ("show", "status", "plan", "verify", "top")),
         (["show", "--guest", ""], ["qemu:pq1", "vr1"]),
     ],
@@ -54,5 +57,25 @@ def test_a_host_that_cannot_be_read_completes_nothing(
 
 
 def test_of_this_host_guests_and_policy_files_can_be_tried() -> None:
-    assert completed("try", "no-such-guest")[-1] == "file"
+    assert completed("try", "no-such-guest") == ["file"]
     assert "no-such-guest" not in completed("attach", "no-such-guest")
+
+
+def guest(name: str, *, libvirt: bool = True) -> SimpleNamespace:
+    return SimpleNamespace(args=SimpleNamespace(name=name, libvirt=libvirt))
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["attach", "try", "policy init", "bench run --guest", "group drain edge", "group rules edge",
+     "group rules edge --without"],
+)  # fmt: skip
+def test_every_word_that_names_a_guest_is_completed_and_none_that_a_shell_would_read(
+    words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("VSRTUNE_ROOT")
+    names = ("vr1", "r-2.b", "$(reboot)", "`x`", "a b", "a\nplain,b", "~", "*", "")
+    found = SimpleNamespace(qemus=[*map(guest, names), guest("fw", libvirt=False)])
+    monkeypatch.setattr(ProcessTable, "scan", lambda *_: found)
+    plain = [word for word in completed(*words.split(), "") if word != "file"]
+    assert plain == ["qemu:fw", "r-2.b", "vr1"]

@@ -55,6 +55,55 @@ def test_no_line_is_longer_and_no_word_is_broken(
         assert broken == []
 
 
+WIDE = "\N{CJK UNIFIED IDEOGRAPH-5B57}"
+NAMES = (
+    "r" * 200,
+    WIDE * 60,
+    WIDE * 26,
+    "e\N{COMBINING ACUTE ACCENT}" * 60,
+    "a router of words " * 9 + "x",
+)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("name", NAMES, ids=lambda name: name[:9])
+def test_a_long_name_is_cut_and_what_is_said_of_it_is_not(
+    name: str, policy: str, command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    recorded = recorded_hosts.file("trixie-veth-multiqueue").read_text().replace("vr1", name)
+    (tmp_path / "h.json").write_text(recorded)
+    (tmp_path / "p.yaml").write_text(POLICIES[policy].replace("vr*", "*"))
+    monkeypatch.setenv("VSRTUNE_POLICIES", str(tmp_path))
+    monkeypatch.setenv("VSRTUNE_ROOT", str(tmp_path / "h.json"))
+    monkeypatch.setenv("COLUMNS", "80")
+    for stream in (sys.stdout, sys.stderr):
+        monkeypatch.setattr(stream, "isatty", lambda: True, raising=False)
+    main.run(command.split())
+    narrow = capsys.readouterr()
+    told = click.unstyle(narrow.out + narrow.err)
+    assert max(map(layout.cells, told.splitlines())) <= 80
+    if (command, policy) == ("verify", "moved"):
+        assert (
+            f"{name if layout.cells(name) < 60 else layout.elide(name, 26)}: not on napi-macvlan\n"
+            in told
+        )
+    if (command, policy) == ("plan", "moved"):
+        assert f"{layout.pad(name, 32)}        0  on another attachment\n" in told
+    assert main.run([*command.split(), "--wide"]) >= 0
+    whole = capsys.readouterr()
+    assert name in whole.out + whole.err
+
+
+@pytest.mark.parametrize("text", ["a " + f"{WIDE * 4} " * 30, f"  in {WIDE * 12}, b c" * 5])
+def test_wide_characters_are_wrapped_and_not_lost(text: str) -> None:
+    lines = layout.wrap(text, 40, "  ")
+    assert " ".join(lines).split() == text.split()
+    assert max(map(layout.cells, lines)) <= 40
+    assert len(text) - len(text.lstrip()) == len(lines[0]) - len(lines[0].lstrip())
+
+
 def test_a_line_for_each_guest_by_default_and_details_with_v(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,9 +123,6 @@ def test_a_line_for_each_guest_by_default_and_details_with_v(
     assert "txqueuelen" not in details
     assert main.run([*words, "--guest", "qemu:pq1"]) == 0
     assert "vr1" not in capsys.readouterr().out
-
-
-WIDE = "\N{CJK UNIFIED IDEOGRAPH-5B57}"
 
 
 @pytest.mark.parametrize("width", range(1, 60))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -759,9 +760,22 @@ def test_handing_over_leaves_the_guests_tuned_and_the_next_one_restores(
     assert host.snapshot == samples.snapshot()
 
 
+UNIT = (Path(__file__).resolve().parents[3] / "units" / "vsrtune.service").read_text()
+
+
 def test_systemd_starts_it_again_after_a_handover() -> None:
-    unit = (Path(__file__).resolve().parents[3] / "units" / "vsrtune.service").read_text()
-    assert f"RestartForceExitStatus={ExitCode.HANDED_OVER}\n" in unit
+    assert f"RestartForceExitStatus={ExitCode.HANDED_OVER}\n" in UNIT
+
+
+def test_it_starts_behind_what_writes_the_same_and_is_not_the_first_to_go_when_memory_is_short() -> (
+    None
+):
+    first = {
+        name for line in re.findall("^After=(.*)$", UNIT, re.MULTILINE) for name in line.split()
+    }
+    assert {f"{name}.service" for name in ("irqbalance", "tuned", "libvirtd", "virtqemud")} <= first
+    (score,) = re.findall(r"^OOMScoreAdjust=(-\d+)$", UNIT, re.MULTILINE)
+    assert -1000 < int(score) < 0
 
 
 def test_restart_after_a_crash_adopts_and_restores(host: FakeHost, tmp_path: Path) -> None:

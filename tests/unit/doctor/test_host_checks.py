@@ -26,7 +26,7 @@ from planning_samples import (
 from vsrtune.cli.doctor import OF_HOST, check_all, traps
 from vsrtune.cli.main import run as command
 from vsrtune.core.exit_codes import ExitCode
-from vsrtune.doctor.facts.host import parse_flags, read_facts
+from vsrtune.doctor.facts.host import parse_flags, read_facts, tuned_writes
 from vsrtune.doctor.model import Case, Facts, Severity, exit_code, name_of, run
 from vsrtune.host.netdev import parse_softnet
 from vsrtune.model.cpuset_tree import CpusetGroup
@@ -96,6 +96,10 @@ PARTITION = CpusetGroup(
 )
 TWO_ISOLATED = (group("a", "isolated"), replace(group("b", "isolated"), effective=cpus("2")))
 
+NUMBERS = sorted(irq.number for nic in FINE.snapshot.host.nics for irq in nic.irqs)
+BANS = " ".join(f"--banirq={number}" for number in sorted((5, *NUMBERS)))
+BAN = f"echo 'IRQBALANCE_ARGS=\"{BANS}\"' >>/etc/default/irqbalance && systemctl restart irqbalance"
+
 BAD: list[tuple[str, Case, Severity, str]] = [
     (
         "observation",
@@ -139,8 +143,14 @@ BAD: list[tuple[str, Case, Severity, str]] = [
     ("backlog", facts(backlog=((0, 0), (3, 17))), Severity.WARNING, "CPU 3: 17"),
     (
         "neighbours",
-        of_host(neighbours=(Competitor("irqbalance", 77, "rewrites"),)),
+        of_host(neighbours=(Competitor("irqbalance", 77, "rewrites", (5,)),)),
         Severity.WARNING,
+        BAN,
+    ),
+    (
+        "neighbours",
+        of_host(neighbours=(Competitor("irqbalance", 77, "rewrites", (*NUMBERS,)),)),
+        Severity.INFO,
         "/proc/77/comm",
     ),
     (
@@ -349,3 +359,62 @@ class TestFacts:
         found = read_facts(HostTree().root(), tuned())
         assert found == Facts()
         assert exit_code(check_all(Case(tuned(), found), None)) == 0
+
+
+# -- TuneD
+
+REALTIME = {
+    "/usr/lib/tuned/throughput-performance/tuned.conf": "[cpu]\ngovernor=performance\n",
+    "/usr/lib/tuned/virtual-host/tuned.conf": "[main]\ninclude=throughput-performance\n"
+    "[sysctl]\nvm.dirty_background_ratio = 5\n",
+    "/usr/lib/tuned/profiles/realtime/tuned.conf": "[main]\ninclude = virtual-host\n"
+    "[sysctl]\nkernel.sched_rt_runtime_us = -1\n[scheduler]\nisolated_cores=${isolated_cores}\n"
+    "[net]\nchannels=combined 4 # queues\n",
+    "/usr/lib/tuned/profiles/realtime-virtual-host/tuned.conf": "[main]\ninclude=realtime\n"
+    "[scheduler]\ngroup.rcuB=0:f:4:*:^.rcub\nps_blacklist=qemu-kvm\n",
+}
+# The profile that docs/doctor.md has operators write.
+REMEDY = (
+    (Path(__file__).parents[3] / "docs/doctor.md").read_text().split("END'\n")[1].split("END")[0]
+)
+WRITES = (
+    "[net] channels", "[scheduler] group.rcuB", "[scheduler] isolated_cores",
+    "[sysctl] kernel.sched_rt_runtime_us",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("active", "own", "writes"),
+    [
+        ("virtual-host\n", "", ()),
+        ("realtime-virtual-host\n", "", WRITES),
+        # Several at once, one of which is not there; in an include, too.
+        ("virtual-host -gone realtime\n", "", WRITES[:1] + WRITES[2:]),
+        ("own\n", "[main]\ninclude=virtual-host, ${f:virt_check:a:b}\n[irq_nic]\ntype=irq\naffinity=2\n",
+         ("[irq] affinity",)),
+        # What is off, empty or replaced.
+        ("own\n", REMEDY, ()),
+        ("own\n", REMEDY.replace("enabled=false", "channels="), WRITES[1:3]),
+        ("own\n", "[main]\ninclude=realtime-virtual-host\n[scheduler]\nreplace=1\ngroup.x=0:f:1:*:x\n",
+         ("[net] channels", "[scheduler] group.x", "[sysctl] kernel.sched_rt_runtime_us")),
+        # An include of its own name is the package's; one in a ring ends.
+        ("realtime\n", "", WRITES[:1] + WRITES[2:]),
+        ("own\n", "[main]\ninclude=own\n", ()),
+        ("own\n", "no section\n", ()),
+        ("", "", ()),
+    ],
+)  # fmt: skip
+def test_what_a_profile_of_tuned_writes(active: str, own: str, writes: tuple[str, ...]) -> None:
+    tree = HostTree().file("/etc/tuned/active_profile", active)
+    tree.file("/etc/tuned/own/tuned.conf", own)
+    tree.file("/etc/tuned/profiles/realtime/tuned.conf", "[main]\ninclude=realtime\n")
+    for path, text in REALTIME.items():
+        tree.file(path, text)
+    assert tuned_writes(tree.root()) == writes
+    found = read_facts(tree.root(), tuned()).tuned
+    case = of_host(neighbours=(Competitor("tuned", 9, "profile x"),))
+    findings = run(OF_HOST, replace(case, facts=replace(FINE_FACTS, tuned=found)))
+    told = next(finding for finding in findings if finding.check == "neighbours")
+    assert told.level is (Severity.WARNING if writes else Severity.INFO)
+    assert all(option in told.what for option in writes)
+    assert bool(told.hint) == bool(writes)

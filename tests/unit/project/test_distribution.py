@@ -175,3 +175,18 @@ def test_the_template_of_the_daemons_environment_names_each_option_with_its_defa
     assert dict(lines) == shown
     assert [line for line in (TREE / "debian/vsrtune.default").read_text().splitlines()
             if line and not line.startswith("#")] == []  # fmt: skip
+
+
+def test_a_purge_deletes_what_the_guide_says_and_a_removal_nothing(tmp_path: Path) -> None:
+    """Beside what dpkg itself deletes: the package's files, and at a purge those of /etc."""
+    (tmp_path / "rm").write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/deleted\n')
+    (tmp_path / "rm").chmod(0o755)
+    deleted = {}
+    for how in ("remove", "purge"):
+        (tmp_path / "deleted").write_text("")
+        words = ["/bin/sh", TREE / "debian/vsrtune.postrm", how]
+        subprocess.run(words, check=True, env={"PATH": str(tmp_path)}, stderr=subprocess.DEVNULL)
+        deleted[how] = set(re.findall(r"/\S+", (tmp_path / "deleted").read_text()))
+    guide = (TREE / "docs/guides/upgrade.md").read_text()
+    told = set(re.findall(r"^\| `(/[^`]+)`.*\| stays[^|]*\| deleted \|$", guide, re.MULTILINE))
+    assert deleted == {"remove": set(), "purge": told - {"/etc/default/vsrtune"}}

@@ -180,6 +180,13 @@ def test_what_a_document_shows_of_a_recorded_host_is_what_it_prints(
     assert re.fullmatch(wanted, printed.out + printed.err), name(page)
 
 
+@pytest.mark.parametrize("guide", ["vyos-libvirt", "opnsense-proxmox", "openstack-kubevirt"])
+def test_a_guide_for_a_platform_says_first_what_the_tests_run_and_what_not(guide: str) -> None:
+    first = (DOCS / f"guides/{guide}.md").read_text().partition("\n## ")[0]
+    (said,) = [part for part in first.split("\n\n") if re.search(r"\btests\b", part)]
+    assert re.search(r"\b(no|not|neither)\b", said.partition("tests")[2])
+
+
 # -- messages
 
 # What a code span begins with that is typed, or written into a file, and no message.
@@ -222,6 +229,27 @@ def test_an_answer_has_six_lines_at_most() -> None:
     assert {question: number for question, number in lines.items() if number > 6} == {}
 
 
+GLOSSARY = re.findall(r"^\*\*(.+?)\*\*: (.+?)\n\n?(?=\*\*|\Z)", (DOCS / "glossary.md").read_text(),
+                      re.MULTILINE | re.DOTALL)  # fmt: skip
+
+
+def test_the_glossary_is_in_order_and_short() -> None:
+    terms = [term for term, _ in GLOSSARY]
+    assert len(terms) > 60
+    assert terms == sorted(set(terms), key=str.lower)
+    long = [t for t, text in GLOSSARY if len(re.findall(r"\.(?:\s|\Z)", text)) not in (1, 2)]
+    assert long == []
+
+
+def test_every_term_of_the_glossary_is_used_in_another_document() -> None:
+    used = " ".join(
+        " ".join(p.read_text("utf-8").split()) for p in PAGES if p.name != "glossary.md"
+    )
+    assert [
+        t for t, _ in GLOSSARY if not re.search(rf"(?i)\b{re.escape(t)}(?:s|ned|s')?\b", used)
+    ] == []
+
+
 # -- links, policies, manual pages
 
 
@@ -260,17 +288,19 @@ def test_links_name_headings_that_exist(page: Path) -> None:
     assert wrong == []
 
 
-README = (REPO / "README.md").read_text()
-
-
-@pytest.mark.parametrize("kernel", ["6.1", "6.12"])
-def test_the_readme_tells_the_ratio_of_the_page(kernel: str) -> None:
+@pytest.mark.parametrize(
+    ("document", "kernel"),
+    [("README.md", "6.1"), ("README.md", "6.12"), ("docs/guides/first-policy.md", "6.12")],
+)
+def test_a_document_tells_the_ratio_of_the_page(document: str, kernel: str) -> None:
     page = (DOCS / "results/no-harm.md").read_text()
     row = re.search(rf"^\| {re.escape(kernel)} \| 2 \| 1 \| idle \|.*", page, re.MULTILINE)
     assert row
     ratio = row[0].split("|")[7].partition(")")[0].strip() + ")"
     assert re.search(
-        rf"\*\*{re.escape(ratio)}\*\* times.*?{re.escape(kernel)}\b", README, re.DOTALL
+        rf"\*\*{re.escape(ratio)}\*\* times.*?{re.escape(kernel)}\b",
+        (REPO / document).read_text(),
+        re.DOTALL,
     )
 
 
@@ -329,8 +359,13 @@ def test_bash_completes_what_the_command_knows(tmp_path: Path) -> None:
     program = tmp_path / "vsrtune"
     program.write_text(f'#!/bin/sh\nPYTHONPATH={REPO} exec {sys.executable} -m vsrtune "$@"\n')
     program.chmod(0o755)
+    host = (REPO / "tests/hosts/trixie-veth-multiqueue.json").read_text()
+    (tmp_path / "host.json").write_text(host.replace("vr1", "-$(reboot)"))
+    (tmp_path / "edge.yaml").write_text("")
     script = f"""
+set -u
 source {DOCS}/completion/bash/vsrtune
+compopt() {{ echo -n "$2 "; }}
 ask() {{
   COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
   "$(complete -p vsrtune | sed 's/.*-F \\([^ ]*\\).*/\\1/')" vsrtune
@@ -339,8 +374,17 @@ ask() {{
 ask vsrtune do
 ask vsrtune policy in
 ask vsrtune doctor --js
+ask vsrtune show --guest ""
+ask vsrtune show --guest qemu :
+ask vsrtune show --guest qemu : p
+ask vsrtune show --guest qemu : x
+ask vsrtune group create e
+ask vsrtune plan --policies ""
 """
-    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    environment = {
+        **os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "VSRTUNE_GROUPS": str(tmp_path),
+        "VSRTUNE_ROOT": str(tmp_path / "host.json"),
+    }  # fmt: skip
     done = subprocess.run(
         [bash, "--norc", "-c", script],
         capture_output=True,
@@ -348,7 +392,10 @@ ask vsrtune doctor --js
         check=True,
         env=environment,
     )
-    assert [line.split() for line in done.stdout.splitlines()] == [["doctor"], ["init"], ["--json"]]
+    assert done.stdout.splitlines() == [
+        "doctor ", "init ", "--json ", "qemu:pq1 ", "pq1 ", "pq1 ", " ",
+        "default edge ", "dirnames  ",
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -90,8 +90,9 @@ def try_(
     killed or its session is lost, unless --keep-if-better is given and the policy is better.
 
     \b
-    Exit codes: 0 the trial was made, 1 something failed, 2 the policy is wrong, 5 it is refused,
-    6 nothing was decided: too little traffic, or too many turns were left out.
+    Exit codes: 0 the trial was made, 1 something failed, 2 the policy is wrong, 4 the host could
+    not be read, 5 the policy is refused, 6 nothing was decided: too little traffic, or too many
+    turns were left out.
     """
     snapshot = observe(None, places.uri, 0.0, _known(subject, policy_dirs))
     policy, permanent = _chosen(subject, snapshot, policy_dirs)

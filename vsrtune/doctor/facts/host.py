@@ -3,9 +3,10 @@
 
 from __future__ import annotations
 
+import configparser
 import contextlib
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.doctor.model import Facts
@@ -22,6 +23,15 @@ _RT_GROUPS = re.compile(r"^CONFIG_RT_GROUP_SCHED=y$", re.MULTILINE)
 # 6.17: built in, but in force only with rt_group_sched=1 on the kernel's command line.
 _RT_GROUPS_OFF = re.compile(r"^CONFIG_RT_GROUP_SCHED_DEFAULT_DISABLED=y$", re.MULTILINE)
 
+# Of Debian 13 and 12; an operator's own profile comes before one of the package.
+_TUNED_PLACES = tuple(f"{d}/tuned{p}" for d in ("/etc", "/usr/lib") for p in ("/profiles", ""))
+_TUNED_ON = ("True", "true", "1")
+_TUNED_WRITES = re.compile(
+    r"(scheduler (isolated_cores|group\..+)|irq affinity|net (channels|txqueuelen)"
+    r"|sysfs .*/([rx]ps_cpus|smp_affinity.*)|sysctl kernel\.sched_rr_timeslice_ms)=.+"
+    r"|sysctl kernel\.sched_rt_runtime_us=-1"
+)
+
 
 def read_facts(root: HostRoot, snapshot: Snapshot) -> Facts:
     """The facts of this host. Those that cannot be read are None or missing."""
@@ -37,6 +47,7 @@ def read_facts(root: HostRoot, snapshot: Snapshot) -> Facts:
         devices=dict(_devices(root, snapshot)),
         openers=_openers(root, snapshot),
         books=read_books(root, snapshot.host.online, totals=True),
+        tuned=tuned_writes(root),
     )
 
 
@@ -57,6 +68,43 @@ def rt_groups(root: HostRoot, kernel: str) -> str | None:
     if on and _RT_GROUPS_OFF.search(config) is not None:
         on = "rt_group_sched=1" in line.split()
     return path if on else ""
+
+
+def tuned_writes(root: HostRoot) -> tuple[str, ...]:
+    """Plugin and option of all that the active TuneD profile, with what it includes, writes
+    of _TUNED_WRITES, sorted. Merges profiles as TuneD does (tuned/profiles/merger.py)."""
+    merged: dict[str, dict[str, str]] = {}
+    done: set[str] = set()
+
+    def take(names: Iterable[str]) -> None:
+        for name in names:
+            paths = (f"{place}/{name.lstrip('-')}/tuned.conf" for place in _TUNED_PLACES)
+            path = next((p for p in paths if p not in done and text_of(root, p)), "")
+            if not path:
+                continue
+            done.add(path)
+            profile = configparser.RawConfigParser(
+                delimiters=("=",), inline_comment_prefixes=("#",), strict=False
+            )
+            # Names of groups keep their case.
+            profile.optionxform = str  # type: ignore[assignment,method-assign]
+            with contextlib.suppress(configparser.Error):
+                profile.read_string(text_of(root, path) or "")
+            take(re.split(r"\s*[,;]\s*", profile.get("main", "include", fallback="")))
+            for section in profile.sections():
+                own = {"enabled": "1", "type": section, **profile[section]}
+                above = {} if own.get("replace", "") in _TUNED_ON else merged.get(section, {})
+                merged[section] = {**above, **own}
+
+    take((text_of(root, "/etc/tuned/active_profile") or "").split())
+    found = {
+        f"[{plugin['type']}] {option}"
+        for plugin in merged.values()
+        for option, value in plugin.items()
+        if plugin["enabled"] in _TUNED_ON
+        and _TUNED_WRITES.fullmatch(f"{plugin['type']} {option}={value}")
+    }
+    return tuple(sorted(found))
 
 
 def _managed(root: HostRoot, snapshot: Snapshot) -> tuple[int, ...] | None:
