@@ -46,9 +46,9 @@ from vsrtune.core.errors import (
     VsrtuneError,
     WriteError,
 )
+from vsrtune.execute.comparison import between, cut, exactly, still_applied
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
-from vsrtune.model.deadline import LEAVING
 from vsrtune.model.guest import Guest, Sched, SchedClass
 from vsrtune.model.journal_records import Entry, same_setting, undo_action, undo_order
 from vsrtune.model.plan import Action, Plan
@@ -56,16 +56,13 @@ from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import (
     CgroupDir,
     CpusetFile,
-    CpusetList,
     EmulatorPin,
     Partition,
-    PartitionState,
     Pin,
     Target,
     ThreadAffinity,
     ThreadCgroup,
     ThreadSched,
-    TimeSlice,
     Value,
     VcpuPin,
 )
@@ -277,11 +274,13 @@ def _change(
     journal: Journal,
     original: Value | None = None,
     *,
+    back: bool = False,
     others: bool = False,
 ) -> None:
-    """Journal, write, read back, journal (``original`` as in ``Journal.intent``). ``others``:
-    the value is somebody else's again, so it is not journalled as written. Raises WriteError
-    after writing ``before`` back; if that fails too, the entry stays unfinished. Raises
+    """Journal, write, read back, journal (``original`` as in ``Journal.intent``). ``back``: the
+    value was there before, so a partition may have taken CPUs of it (``cut``). ``others``: the
+    value is somebody else's again, so it is not journalled as written. Raises WriteError after
+    writing ``before`` back; if that fails too, the entry stays unfinished. Raises
     VanishedError."""
     guard = _guard(action, ops, journal)
     if guard is not None:
@@ -290,7 +289,7 @@ def _change(
     journal.intent(action, original)
     try:
         ops.write(action.target, action.after)
-        _read_back(action.target, action.after, ops)
+        _read_back(action.target, action.after, ops, back=back)
     except VanishedError:
         if guard is not None:
             journal.drop(guard.target, "vanished")
@@ -304,6 +303,7 @@ def _change(
         journal.done(action.target)
     if guard is not None:
         journal.revert(guard.target)
+        _follow(guard, ops.read(guard.target), ops, journal)
 
 
 def _take_back(
@@ -348,9 +348,26 @@ def _guard(action: Action, ops: LiveSysOps, journal: Journal) -> Action | None:
     return Action(affinity, now, now, "kept across the move between cgroups")
 
 
-def _read_back(target: Target, wanted: Value, ops: LiveSysOps) -> None:
+def _follow(guard: Action, now: Value, ops: LiveSysOps, journal: Journal) -> None:
+    """Have the entry of an affinity that is ours follow a move which left the thread none of its
+    CPUs, if the thread may have the original again where it is ``now``. Undo would otherwise take
+    the kernel's choice for somebody else's."""
+    entry = journal.entry(guard.target)
+    if entry is None or not isinstance(entry.original, CpuSet) or not isinstance(now, CpuSet):
+        return
+    ours = still_applied(entry.written, guard.before, ops)
+    lost = ours and not still_applied(entry.written, now, ops)
+    if lost and ops.unpartitioned(entry.original) <= now:
+        journal.adopt(replace(entry, written=now))
+
+
+def _disjoint(before: Value, now: Value) -> bool:
+    return isinstance(before, CpuSet) and isinstance(now, CpuSet) and now.isdisjoint(before)
+
+
+def _read_back(target: Target, wanted: Value, ops: LiveSysOps, *, back: bool = False) -> None:
     now = ops.read(target)
-    if not exactly(wanted, now, ops):
+    if not exactly(wanted, now, ops) and not (back and cut(wanted, now, ops)):
         raise WriteError(
             f"wrote {wanted}, but the host has {now}",
             where=str(target),
@@ -380,7 +397,7 @@ def _roll_back(
         try:
             check_busy(action.target, tally.failed)
             check(action.target, tally.failed[first:])
-            _change(back, ops, journal, others=action.target in named)
+            _change(back, ops, journal, back=True, others=action.target in named)
         except VanishedError:
             _vanished(action.target, journal, tally)
         except WriteError as error:
@@ -404,7 +421,8 @@ def _restore(entry: Entry, back: Action, ops: LiveSysOps, journal: Journal, tall
         if back.release:
             tally.done.append(back)
     elif still_applied(entry.written, now, ops):
-        _change(replace(back, before=entry.written, release=False), ops, journal)
+        change = replace(back, before=entry.written, release=False)
+        _change(change, ops, journal, back=True)
         tally.done.append(back)
     else:
         _leave(entry, now, journal, tally)
@@ -463,26 +481,31 @@ def _resolve(
     target = entry.target
     before, after = action.before, action.after
     now = ops.read(target)
-    if exactly(after, now, ops):
+    back = after == entry.original
+    if exactly(after, now, ops) or (back and cut(after, now, ops)):
         ops.write(target, after)
-        _read_back(target, after, ops)
+        _read_back(target, after, ops, back=back)
         if before == after:
             journal.revert(target)  # an affinity that was kept across a move
         else:
             journal.done(target)
         tally.done.append(action)
-    elif exactly(before, now, ops) and not isinstance(before, Pin):
+    elif not isinstance(before, Pin) and (exactly(before, now, ops) or cut(before, now, ops)):
         # The write never happened. A pin, however, may have reached the threads beside it.
         journal.revert(target)
+    elif before == after and _disjoint(before, now):
+        # The new cgroup has none of these CPUs.
+        journal.revert(target)
+        _follow(action, now, ops, journal)
     elif before == after or between(before, after, now, ops):
-        if after == entry.original:
+        if back:
             ops.write(target, after)
-            _read_back(target, after, ops)
+            _read_back(target, after, ops, back=True)
             journal.done(target)
             tally.done.append(action)
         else:
             ops.write(target, before)
-            _read_back(target, before, ops)
+            _read_back(target, before, ops, back=True)
             journal.revert(target)
             tally.done.append(Action(target, now, before, f"taken back: {action.reason}"))
     else:
@@ -567,47 +590,3 @@ def _blocked(target: Target, failed: Failed) -> Target | None:
         ):
             return other
     return None
-
-
-def exactly(wanted: Value, now: Value, ops: LiveSysOps) -> bool:
-    """Whether a write of ``wanted`` gives ``now``: equality, except for offline CPUs, which no
-    thread can have."""
-    if wanted == now and type(wanted) is type(now):
-        return True
-    if isinstance(wanted, TimeSlice) and isinstance(now, TimeSlice):
-        return wanted.reached_by(now)
-    if isinstance(wanted, CpuSet) and isinstance(now, CpuSet):
-        online = ops.online()
-        return wanted & online == now & online
-    if isinstance(wanted, Pin) and isinstance(now, Pin):
-        return wanted.cpuset == now.cpuset and exactly(wanted.cpus, now.cpus, ops)
-    if isinstance(wanted, CpusetList) and isinstance(now, CpusetList) and not wanted.text:
-        # A list of all CPUs means the same as no list, which the kernel does not allow a cgroup
-        # with threads again.
-        return ops.online() <= CpuSet.parse(now.text)
-    return False
-
-
-def still_applied(written: Value, now: Value, ops: LiveSysOps) -> bool:
-    """Whether the host has what we wrote; pins compare by their CPUs."""
-    if isinstance(written, Pin) and isinstance(now, Pin):
-        return exactly(written.cpus, now.cpus, ops)
-    if isinstance(written, PartitionState):
-        return same_setting(written, now)
-    return exactly(written, now, ops)
-
-
-def between(before: Value, after: Value, now: Value, ops: LiveSysOps) -> bool:
-    """Whether ``now`` can come from a write from ``before`` to ``after`` that stopped half-way:
-    each part is from one of the two, or an intermediate value of libvirt's."""
-    if isinstance(before, Pin) and isinstance(after, Pin) and isinstance(now, Pin):
-        online = ops.online()
-        masks = [before.cpus & online, after.cpus & online, online]
-        masks += [CpuSet.parse(p.cpuset) for p in (before, after) if p.cpuset]
-        texts = {before.cpuset, after.cpuset, str(online), *map(str, masks)}
-        return now.cpuset in texts and now.cpus & online in masks + [
-            a & b for a in masks for b in masks
-        ]
-    if now == LEAVING and before != LEAVING:
-        return True
-    return same_setting(before, now) or same_setting(after, now)

@@ -111,6 +111,15 @@ class LiveSysOps:
         """The CPUs that are online now."""
         return CpuSet.parse(self._root.read(f"{CPUS}/online"))
 
+    def unpartitioned(self, cpus: CpuSet) -> CpuSet:
+        """Those of ``cpus`` that no cpuset partition holds: what the root cpuset has left
+        (``top_cpuset.effective_cpus``). The kernel cuts the mask of every thread outside a
+        partition to them. All of ``cpus`` without the controller on cgroup v2."""
+        try:
+            return cpus & CpuSet.parse(self._root.read(f"{MOUNT}/cpuset.cpus.effective"))
+        except FileNotFoundError:
+            return cpus
+
     def _read(self, target: Target) -> Value:
         match target:
             case ThreadAffinity():

@@ -124,18 +124,17 @@ def undo_order(entries: Iterable[Entry]) -> list[Entry]:
        urgent before they get other CPUs back
     2. everything else
     3. threads leave the cgroups of partitions
-    4. these threads get their own CPUs back
+    4. these threads get their own CPUs back, and so do the vcpus whose cgroups these were:
+       their list would move the threads in it
     5. threads become more urgent, on their own CPUs
     6. vsrtune's cgroups and their CPU lists, after all threads have left them
     """
     found = list(entries)
     found.reverse()
-    moved = {
-        e.target.thread
-        for e in found
-        if isinstance(e.target, ThreadCgroup) and _in_partition(e.written)
-    }
-    return sorted(found, key=lambda e: _undo_rank(e, moved))
+    moves = [e for e in found if isinstance(e.target, ThreadCgroup) and _in_partition(e.written)]
+    moved = {e.target.thread for e in moves if isinstance(e.target, ThreadCgroup)}
+    hosts = {(e.target.guest, str(e.written).rpartition("/")[2]) for e in moves}
+    return sorted(found, key=lambda e: _undo_rank(e, moved, hosts))
 
 
 def _in_partition(cgroup: Value) -> bool:
@@ -143,7 +142,7 @@ def _in_partition(cgroup: Value) -> bool:
     return is_partition(name) or name.startswith("vcpu")
 
 
-def _undo_rank(entry: Entry, moved: set[ThreadKey]) -> int:
+def _undo_rank(entry: Entry, moved: set[ThreadKey], hosts: set[tuple[str, str]]) -> int:
     written = entry.written
     match entry.target:
         case ThreadSched() if isinstance(written, Sched):
@@ -153,6 +152,8 @@ def _undo_rank(entry: Entry, moved: set[ThreadKey]) -> int:
         case ThreadCgroup(thread=thread) if thread in moved:
             return 3
         case ThreadAffinity(thread=thread) | VcpuPin(thread=thread) if thread in moved:
+            return 4
+        case VcpuPin(guest=guest, vcpu=vcpu) if (guest, f"vcpu{vcpu}") in hosts:
             return 4
         case CpusetFile(path=path, file="cpuset.cpus") if is_partition(path):
             return 6

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from imitated_host import ImitatedHost
@@ -10,7 +13,7 @@ from planning_samples import budget
 from situations import settle
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import Sched, SchedClass
+from vsrtune.model.guest import Role, Sched, SchedClass
 from vsrtune.model.journal_records import Entry, undo_order
 from vsrtune.model.plan import Plan
 from vsrtune.model.targets import EmulatorPin, Partition, Pin
@@ -20,6 +23,7 @@ from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 
 FIFO = "class: fifo, priority: 10"
+SHARE = "class: deadline, runtime: 2ms, period: 10ms"
 
 
 def imitated(*, cpus: int = 8, kernel: str = "6.12", vcpus: int = 1) -> ImitatedHost:
@@ -90,8 +94,7 @@ def test_undo_raises_a_thread_on_its_own_cpus_only() -> None:
 
 def budgeted(host: ImitatedHost, cpus: str) -> tuple[Policy, ...]:
     """vr1's vcpu has a budget on this CPU."""
-    share = "class: deadline, runtime: 2ms, period: 10ms"
-    policies = ask(vr1=f"cpus: {{vcpu: {cpus}}}\nscheduler: {{vcpu: {{{share}}}}}")
+    policies = ask(vr1=f"cpus: {{vcpu: {cpus}}}\nscheduler: {{vcpu: {{{SHARE}}}}}")
     settle(host, policies)
     assert host.kernel.sched_attr(1001) == budget(2, 10)
     return policies
@@ -179,3 +182,109 @@ def test_a_pin_that_a_guest_has_brought_waits_while_libvirt_is_busy() -> None:
     assert kinds(full_plan(seen, (), brought)) == [("emulator-pin", True)]
     busy = replace(seen, guests=(replace(guest, busy=True), *seen.guests[1:]))
     assert full_plan(busy, (), brought).actions == ()
+
+
+# -- beside the root domain of another guest
+
+
+def beside(
+    vr1: str, before: Callable[[ImitatedHost], None] = lambda _host: None
+) -> tuple[ImitatedHost, tuple[Policy, ...]]:
+    """A host on which vr1 was tuned, then vr2 got a root domain of CPU 1; vr2's policy alone."""
+    host = imitated()
+    before(host)
+    settle(host, ask(vr1=vr1))
+    vr2 = f"cpus: {{vcpu: 1}}\nscheduler: {{vcpu: {{{SHARE}}}}}"
+    settle(host, ask(vr1=vr1, vr2=vr2))
+    assert host.kernel.effective("").isdisjoint(CpuSet([1]))
+    return host, ask(vr2=vr2)
+
+
+def test_a_mask_that_is_cut_by_another_guests_partition_counts_as_restored() -> None:
+    host, vr2 = beside("cpus: {vcpu: 3, vhost: 4}")
+    result = host.apply(host.plan(vr2))
+    assert (result.failed, result.left) == ((), ())
+    assert {e.target.guest for e in host.entries()} == {"host/", "vr2"}
+    assert {host.kernel.mask(tid) for tid in (1001, 1021)} == {"0,2-7"}
+    assert host.undo().failed == ()
+    assert {host.kernel.mask(tid) for tid in (1001, 1021, 2001)} == {"0-7"}
+
+
+def test_a_threads_own_mask_comes_back_once_the_partition_goes() -> None:
+    host, vr2 = beside(
+        "cpus: {vhost: 4}", before=lambda host: host.kernel.set_affinity(1021, CpuSet([1, 2, 3]))
+    )
+    assert host.apply(host.plan(vr2)).failed == ()
+    assert host.kernel.mask(1021) == "2-3"
+    assert host.undo().failed == ()
+    assert host.kernel.mask(1021) == "1-3"
+
+
+def test_a_mask_that_something_else_cuts_stays_owed() -> None:
+    host, vr2 = beside("cpus: {vhost: 4}")
+    cpus = f"/sys/fs/cgroup/{host.observed().guests[0].by_role(Role.VHOST)[0].cgroup}/cpuset.cpus"
+    host.kernel.write(cpus, "0-5")
+    result = host.apply(host.plan(vr2))
+    assert [type(a.target).__name__ for a, _ in result.failed] == ["ThreadAffinity"] * 2
+    # Its move has taken the thread out of that cgroup.
+    assert host.apply(host.plan(vr2)).failed == ()
+    assert host.kernel.mask(1021) == "0,2-7"
+
+
+def test_undo_goes_on_where_it_was_killed_behind_a_cut_mask() -> None:
+    host, vr2 = beside("cpus: {vcpu: 3, vhost: 4}")
+
+    def kill(what: str) -> None:
+        if what.startswith("affinity 1021"):
+            raise KeyboardInterrupt
+
+    host.kernel.behind = kill
+    with suppress(KeyboardInterrupt):
+        host.apply(host.plan(vr2))
+    host.kernel.behind = lambda _what: None
+    result = host.apply(host.plan(vr2))
+    assert (result.failed, result.left) == ((), ())
+    assert {e.target.guest for e in host.entries()} == {"host/", "vr2"}
+
+
+def test_a_pass_that_fails_is_taken_back_beside_the_partition_that_it_made() -> None:
+    host = imitated()
+    policies = ask(
+        vr1=f"cpus: {{vhost: 4}}\nscheduler: {{vhost: {{{FIFO}}}}}",
+        vr2=f"cpus: {{vcpu: 1}}\nscheduler: {{vcpu: {{{SHARE}}}}}",
+    )
+
+    def fail(what: str) -> None:
+        if what.startswith("sched 1022 fifo"):
+            raise OSError(errno.EPERM, "operation not permitted")
+
+    host.kernel.ahead = fail
+    result = host.apply(host.plan(policies))
+    assert (len(result.failed), result.rolled_back) == (1, True)
+    assert {e.target.guest for e in host.entries()} == {"host/", "vr2"}
+    assert host.kernel.mask(1021) == "0,2-7"
+
+
+def test_an_affinity_follows_the_move_that_leaves_it_no_cpu() -> None:
+    """libvirt starts vr1 with an emulatorpin, and its worker in a part of that."""
+
+    def pinned(host: ImitatedHost) -> None:
+        host.kernel.pin_emulator(host.scene.guests[0].uuid, CpuSet([1, 2, 3]))
+        host.kernel.set_affinity(1021, CpuSet([1, 2]))
+
+    host, vr2 = beside(f"cpus: {{vhost: 4}}\nscheduler: {{vhost: {{{SHARE}}}}}", before=pinned)
+    result = host.apply(host.plan(vr2))
+    assert (result.failed, result.left, host.kernel.mask(1021)) == ((), (), "2")
+    assert host.undo().failed == ()
+    assert host.kernel.mask(1021) == "1-2"
+
+
+def test_threads_leave_a_vcpus_cgroup_before_its_list_moves_them() -> None:
+    host = imitated()
+    host.kernel.set_affinity(1021, CpuSet([5]))
+    both = f"{{{SHARE}}}"
+    settle(
+        host, ask(vr1=f"cpus: {{vcpu: 1, vhost: 1}}\nscheduler: {{vcpu: {both}, vhost: {both}}}")
+    )
+    result = host.undo()
+    assert (result.failed, result.left, host.kernel.mask(1021)) == ((), (), "5")

@@ -52,6 +52,9 @@ class FakeHost:
     def online(self) -> CpuSet:
         return self.snapshot.host.online
 
+    def unpartitioned(self, cpus: CpuSet) -> CpuSet:
+        return cpus
+
     def read(self, target: Target) -> Value:
         if isinstance(target, CgroupDir):
             return target.path in self.dirs
