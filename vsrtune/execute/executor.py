@@ -33,6 +33,7 @@ of ours, whoever set the affinity: the intent ends as taken back, with the entry
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 
 from vsrtune.core.cpuset import CpuSet
@@ -148,18 +149,21 @@ def apply(plan: Plan, ops: LiveSysOps, journal: Journal) -> Result:
             if changed and exactly(action.after, now, ops):
                 tally.done.append(action)
                 continue
-            if not same_setting(action.before, now):
+            if not same_setting(action.before, now) and not cut(action.before, now, ops):
                 raise StaleError(
                     f"is {now} now, but was {action.before} when the plan was made",
                     where=str(target),
                     hint="plan again",
                     lasting=Lasting.TRANSIENT,
                 )
-            # The value just read has more than the plan's (threads beside a pin).
-            action = replace(action, before=now)
+            # The value just read has more than the plan's: threads beside a pin, and CPUs that
+            # partitions have taken.
+            entry = journal.entry(target)
+            ours = entry is not None and cut(entry.written, now, ops)
+            before = entry.written if entry is not None and ours else ops.whole(target, now)
+            action = replace(action, before=before)
             original = None
             if action.enforced:
-                entry = journal.entry(target)
                 original = action.after if entry is None else entry.original
                 named.add(target)
             _change(action, ops, journal, original)
@@ -216,7 +220,34 @@ def _release(plan: Plan, ops: LiveSysOps, journal: Journal, tally: _Tally) -> No
     entries = (journal.entry(a.target) for a in reversed(back))
     resolved = _Tally(failed=tally.failed, vanished=tally.vanished, left=tally.left)
     _resolve_all([e for e in entries if e is not None], ops, journal, resolved)
+    # A move may cost a thread a mask of ours that stays. What it has then is no drift: the rest of
+    # the plan reckons with it.
+    kept = _masks_kept(back, ops, journal)
     _restore_all(back, ops, journal, tally)
+    for target in kept:
+        entry = journal.entry(target)
+        with suppress(WriteError):
+            now = ops.read(target)
+            if entry is not None and not still_applied(entry.written, now, ops):
+                journal.adopt(replace(entry, written=now))
+
+
+def _masks_kept(back: Sequence[Action], ops: LiveSysOps, journal: Journal) -> list[Target]:
+    """The masks of ours, of threads that these releases move, that are not released too."""
+    released = {a.target for a in back}
+    found: list[Target] = []
+    for move in (a.target for a in back):
+        if isinstance(move, ThreadCgroup):
+            target = _affinity(move)
+            entry = None if target in released else journal.entry(target)
+            with suppress(WriteError):
+                if entry is not None and entry.state == "done":
+                    found += [target] * still_applied(entry.written, ops.read(target), ops)
+    return found
+
+
+def _affinity(move: ThreadCgroup) -> ThreadAffinity:
+    return ThreadAffinity(move.guest, move.thread, move.label)
 
 
 def _restore_all(back: Sequence[Action], ops: LiveSysOps, journal: Journal, tally: _Tally) -> None:
@@ -313,7 +344,7 @@ def _take_back(
     try:
         if not exactly(action.before, ops.read(action.target), ops):
             ops.write(action.target, action.before)
-            _read_back(action.target, action.before, ops)
+            _read_back(action.target, action.before, ops, back=True)
         journal.revert(action.target)
         if guard is not None:
             if not exactly(guard.before, ops.read(guard.target), ops):
@@ -342,7 +373,7 @@ def _guard(action: Action, ops: LiveSysOps, journal: Journal) -> Action | None:
     target = action.target
     if not isinstance(target, ThreadCgroup):
         return None
-    affinity = ThreadAffinity(target.guest, target.thread, target.label)
+    affinity = _affinity(target)
     _finish_interrupted(affinity, ops, journal)
     now = ops.read(affinity)
     return Action(affinity, now, now, "kept across the move between cgroups")
@@ -425,6 +456,11 @@ def _restore(entry: Entry, back: Action, ops: LiveSysOps, journal: Journal, tall
         _change(change, ops, journal, back=True)
         tally.done.append(back)
     else:
+        written = entry.written
+        if isinstance(now, Pin) and isinstance(written, Pin) and now.cpuset == written.cpuset:
+            # Somebody has moved the thread alone: the list is still ours, and binds others too.
+            listed = replace(back.after, cpus=now.cpus) if isinstance(back.after, Pin) else now
+            _change(replace(back, before=now, after=listed, release=False), ops, journal, back=True)
         _leave(entry, now, journal, tally)
 
 

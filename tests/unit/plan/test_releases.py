@@ -92,12 +92,15 @@ def test_undo_raises_a_thread_on_its_own_cpus_only() -> None:
     assert (host.kernel.sched_attr(1001), host.kernel.mask(1001)) == (urgent, "0-7")
 
 
-def budgeted(host: ImitatedHost, cpus: str) -> tuple[Policy, ...]:
-    """vr1's vcpu has a budget on this CPU."""
-    policies = ask(vr1=f"cpus: {{vcpu: {cpus}}}\nscheduler: {{vcpu: {{{SHARE}}}}}")
-    settle(host, policies)
-    assert host.kernel.sched_attr(1001) == budget(2, 10)
-    return policies
+def budget_on(cpus: str) -> str:
+    """The policy of a guest whose vcpu has a budget on this CPU."""
+    return f"cpus: {{vcpu: {cpus}}}\nscheduler: {{vcpu: {{{SHARE}}}}}"
+
+
+def budgeted(host: ImitatedHost, cpus: str, guest: str = "vr1") -> None:
+    """The guest's vcpu has a budget on this CPU."""
+    settle(host, ask(**{guest: budget_on(cpus)}))
+    assert host.kernel.sched_attr(1001 if guest == "vr1" else 2001) == budget(2, 10)
 
 
 def test_a_refused_guest_keeps_its_budgets_in_a_broken_partition() -> None:
@@ -194,10 +197,9 @@ def beside(
     host = imitated()
     before(host)
     settle(host, ask(vr1=vr1))
-    vr2 = f"cpus: {{vcpu: 1}}\nscheduler: {{vcpu: {{{SHARE}}}}}"
-    settle(host, ask(vr1=vr1, vr2=vr2))
+    settle(host, ask(vr1=vr1, vr2=budget_on("1")))
     assert host.kernel.effective("").isdisjoint(CpuSet([1]))
-    return host, ask(vr2=vr2)
+    return host, ask(vr2=budget_on("1"))
 
 
 def test_a_mask_that_is_cut_by_another_guests_partition_counts_as_restored() -> None:
@@ -251,7 +253,7 @@ def test_a_pass_that_fails_is_taken_back_beside_the_partition_that_it_made() -> 
     host = imitated()
     policies = ask(
         vr1=f"cpus: {{vhost: 4}}\nscheduler: {{vhost: {{{FIFO}}}}}",
-        vr2=f"cpus: {{vcpu: 1}}\nscheduler: {{vcpu: {{{SHARE}}}}}",
+        vr2=budget_on("1"),
     )
 
     def fail(what: str) -> None:
@@ -288,3 +290,75 @@ def test_threads_leave_a_vcpus_cgroup_before_its_list_moves_them() -> None:
     )
     result = host.undo()
     assert (result.failed, result.left, host.kernel.mask(1021)) == ((), (), "5")
+
+
+def test_a_mask_first_seen_beside_a_partition_comes_back_whole() -> None:
+    host = imitated()
+    budgeted(host, "2", guest="vr2")
+    settle(host, ask(vr1="cpus: {vcpu: 3, vhost: 4}", vr2=budget_on("2")))
+    settle(host, ask(vr1="cpus: {vcpu: 3, vhost: 4}"))
+    assert host.undo().failed == ()
+    assert {host.kernel.mask(tid) for tid in (1001, 1021, 1022)} == {"0-7"}
+
+
+def test_the_list_of_a_thread_that_somebody_moved_is_given_back() -> None:
+    host = imitated()
+    settle(host, ask(vr1="cpus: {emulator: 0-5}"))
+    host.kernel.set_affinity(1000, CpuSet([4]))
+    result = host.undo()
+    assert (result.failed, len(result.left), host.kernel.mask(1000)) == ((), 1, "4")
+    assert host.observed().guests[0].threads[0].cpuset_cpus == ""
+
+
+# -- root domains that change
+
+
+def settled(host: ImitatedHost, policies: tuple[Policy, ...]) -> None:
+    """Carry the policies out; nothing fails, nobody is refused, and nothing is left to do."""
+    for _ in range(3):
+        plan = host.plan(policies)
+        assert (plan.refusals, host.apply(plan).failed) == ((), ())
+    assert host.plan(policies).actions == ()
+    assert "miscounted" not in host.kernel.state
+
+
+def test_a_vcpu_with_a_budget_gets_other_cpus() -> None:
+    host = imitated()
+    budgeted(host, "1")
+    settled(host, ask(vr1=budget_on("2")))
+    assert (host.kernel.mask(1001), host.kernel.sched_attr(1001)) == ("2", budget(2, 10))
+
+
+def test_lists_by_hand_take_cpus_of_root_domains_that_auto_made() -> None:
+    host = imitated(vcpus=2)
+    both = f"scheduler: {{vcpu: {{{SHARE}}}, vhost: {{{SHARE}}}}}"
+    settled(host, ask(vr1=f"{AUTO}\n{both}"))
+    first = {tid: host.kernel.mask(tid) for tid in (1001, 1002)}
+    lists = f"{{0: {first[1002]}, 1: {first[1001]}}}"
+    policies = ask(vr1=f"cpus: {{vcpu: {lists}, vhost: 7}}\n{both}", vr2=f"{AUTO}\n{both}")
+    settled(host, policies)
+    assert host.kernel.mask(1001) == first[1002]
+    assert host.undo().failed == ()
+    assert {host.kernel.mask(tid) for tid in (1001, 1021, 2001)} == {"0-7"}
+
+
+def test_a_thread_with_a_budget_moves_on_when_auto_gives_it_another_class() -> None:
+    host = imitated()
+    together = f"cpus: {{vcpu: 1, vhost: 1}}\nscheduler: {{vcpu: {{{SHARE}}}, vhost: {{{SHARE}}}}}"
+    settled(host, ask(vr1=together))
+    settled(
+        host, ask(vr1=f"cpus: {{vcpu: 1, vhost: auto}}\nscheduler: {{vcpu: {{{SHARE}}}}}", vr2=AUTO)
+    )
+    assert host.kernel.sched_attr(1021) == Sched()
+    assert (host.kernel.mask(1001), host.kernel.sched_attr(1001)) == ("1", budget(2, 10))
+
+
+def test_a_mask_that_is_lost_on_the_way_out_of_a_root_domain_is_no_drift() -> None:
+    """A worker goes back to the emulator's cgroup, whose list has not its CPU."""
+    host = imitated()
+    drift = "drift: {default: adopt}"
+    one = f"cpus: {{vhost: 2, emulator: 0}}\nscheduler: {{vhost: {{{SHARE}}}}}\n{drift}"
+    settled(host, ask(vr1=one))
+    settled(host, ask(vr1=f"cpus: {{vhost: 3, emulator: 0}}\n{drift}"))
+    assert {host.kernel.mask(tid) for tid in (1021, 1022)} == {"3"}
+    assert (host.undo().failed, host.kernel.mask(1021), host.entries()) == ((), "0-7", ())
