@@ -10,7 +10,8 @@ done      target                 the intent's value is on the host, read back
 revert    target                 the intent was taken back; its ``before`` is on the host
 drop      target, why            no longer vsrtune's (undone, vanished, changed by others)
 entry     target, original,      a live entry, from a compaction or brought by a guest; it
-          written, reason        replaces all earlier records of the target
+          written, reason        replaces all earlier records of the target. Also that of a
+                                 mask which a move between cgroups has changed
 lag       seconds                threads have left class deadline; their bandwidth stays
                                  booked for at most this long after the last record
 step      guest, step            how far the guest is stepped down (stepdown); step null: it
@@ -237,7 +238,7 @@ class Fold:
             raise VsrtuneError("drops a target without a live entry")
 
     def entry(self, entry: Entry) -> None:
-        """A finished entry, from a compaction or adopted from a guest."""
+        """A finished entry, from a compaction or adopted."""
         self.put(entry)
 
     def step(self, guest: str, step: Step | None) -> None:

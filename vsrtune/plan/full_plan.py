@@ -137,7 +137,8 @@ def _after(
 def _masks_followed(
     snapshot: Snapshot, projected: Snapshot, applied: dict[Target, Value]
 ) -> dict[Target, Value]:
-    """``applied``, where masks of ours that a released move costs their threads are no drift."""
+    """``applied``, in which the masks of ours that released moves cost their threads are no
+    drift: the executor journals what the threads have then."""
     before, after = PresentValues(snapshot), PresentValues(projected)
     for target, written in applied.items():
         if isinstance(target, ThreadAffinity) and before.value(target) == written:
@@ -176,7 +177,7 @@ def _released(inputs: Inputs, judged: Judged) -> frozenset[Target]:
         if t.guest not in running and t.guest != HOST_REF and _left_behind(snapshot, t)
     }
     # So does a partition whose CPUs or threads change: they are settled while it is empty.
-    rebuilt = _rebuilt(snapshot, applied, judged.plan)
+    rebuilt = _rebuilt(snapshot, applied, judged.plan) & running - refused
     out |= {t for t in applied if t.guest in rebuilt and isinstance(t, Partition)}
     changing = {t.guest for t in out if isinstance(t, Partition)}
     # Threads leave a partition that goes; the rest of the plan moves them on.
@@ -210,6 +211,8 @@ def _asked_by_another(judged: Judged, target: Target, written: Value) -> bool:
 def _rebuilt(snapshot: Snapshot, applied: Mapping[Target, Value], plan: Plan) -> set[str]:
     """Guests in whose partitions the plan would change the CPUs, or threads that are in them."""
     paths = {t.path for t in applied if isinstance(t, Partition)}
+    if not paths and not any(map(_is_deadline, applied.values())):
+        return set()
     present = PresentValues(snapshot)
 
     def inside(action: Action) -> bool:
