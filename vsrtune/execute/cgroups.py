@@ -167,6 +167,24 @@ class Cgroups:
 
     # -- partitions
 
+    def follows(self, thread: HostThread) -> bool:
+        """Whether a thread outside all partitions has every CPU that its cpuset has left."""
+        allowed = thread.allowed()
+        whole = allowed is not None and allowed <= thread.affinity()
+        return whole and not self.partitioned(thread.cgroup())
+
+    def listed(self, path: str, cpus: CpuSet) -> CpuSet:
+        """Those of ``cpus`` that the lists of a cgroup and of all above it permit."""
+        while path:
+            try:
+                text = self._root.read(f"{MOUNT}/{path}/cpuset.cpus").strip()
+            except OSError:
+                text = ""  # without the controller
+            if text:
+                cpus &= CpuSet.parse(text)
+            path = path.rpartition("/")[0]
+        return cpus
+
     def partitioned(self, path: str) -> bool:
         """Whether the cgroup, or one above it, is a partition (in force or not)."""
         while path:

@@ -33,6 +33,7 @@ of ours, whoever set the affinity: the intent ends as taken back, with the entry
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 
 from vsrtune.core.cpuset import CpuSet
@@ -46,9 +47,9 @@ from vsrtune.core.errors import (
     VsrtuneError,
     WriteError,
 )
+from vsrtune.execute.comparison import between, cut, exactly, still_applied
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
-from vsrtune.model.deadline import LEAVING
 from vsrtune.model.guest import Guest, Sched, SchedClass
 from vsrtune.model.journal_records import Entry, same_setting, undo_action, undo_order
 from vsrtune.model.plan import Action, Plan
@@ -56,16 +57,13 @@ from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import (
     CgroupDir,
     CpusetFile,
-    CpusetList,
     EmulatorPin,
     Partition,
-    PartitionState,
     Pin,
     Target,
     ThreadAffinity,
     ThreadCgroup,
     ThreadSched,
-    TimeSlice,
     Value,
     VcpuPin,
 )
@@ -151,18 +149,21 @@ def apply(plan: Plan, ops: LiveSysOps, journal: Journal) -> Result:
             if changed and exactly(action.after, now, ops):
                 tally.done.append(action)
                 continue
-            if not same_setting(action.before, now):
+            if not same_setting(action.before, now) and not cut(action.before, now, ops):
                 raise StaleError(
                     f"is {now} now, but was {action.before} when the plan was made",
                     where=str(target),
                     hint="plan again",
                     lasting=Lasting.TRANSIENT,
                 )
-            # The value just read has more than the plan's (threads beside a pin).
-            action = replace(action, before=now)
+            # The value just read has more than the plan's: threads beside a pin, and CPUs that
+            # partitions have taken.
+            entry = journal.entry(target)
+            ours = entry is not None and cut(entry.written, now, ops)
+            before = entry.written if entry is not None and ours else ops.whole(target, now)
+            action = replace(action, before=before)
             original = None
             if action.enforced:
-                entry = journal.entry(target)
                 original = action.after if entry is None else entry.original
                 named.add(target)
             _change(action, ops, journal, original)
@@ -219,7 +220,34 @@ def _release(plan: Plan, ops: LiveSysOps, journal: Journal, tally: _Tally) -> No
     entries = (journal.entry(a.target) for a in reversed(back))
     resolved = _Tally(failed=tally.failed, vanished=tally.vanished, left=tally.left)
     _resolve_all([e for e in entries if e is not None], ops, journal, resolved)
+    # A move may cost a thread a mask of ours that stays. What it has then is no drift: the rest of
+    # the plan reckons with it.
+    kept = _masks_kept(back, ops, journal)
     _restore_all(back, ops, journal, tally)
+    for target in kept:
+        entry = journal.entry(target)
+        with suppress(WriteError):
+            now = ops.read(target)
+            if entry is not None and not still_applied(entry.written, now, ops):
+                journal.adopt(replace(entry, written=now))
+
+
+def _masks_kept(back: Sequence[Action], ops: LiveSysOps, journal: Journal) -> list[Target]:
+    """The masks of ours, of threads that these releases move, that are not released too."""
+    released = {a.target for a in back}
+    found: list[Target] = []
+    for move in (a.target for a in back):
+        if isinstance(move, ThreadCgroup):
+            target = _affinity(move)
+            entry = None if target in released else journal.entry(target)
+            with suppress(WriteError):
+                if entry is not None and entry.state == "done":
+                    found += [target] * still_applied(entry.written, ops.read(target), ops)
+    return found
+
+
+def _affinity(move: ThreadCgroup) -> ThreadAffinity:
+    return ThreadAffinity(move.guest, move.thread, move.label)
 
 
 def _restore_all(back: Sequence[Action], ops: LiveSysOps, journal: Journal, tally: _Tally) -> None:
@@ -277,11 +305,13 @@ def _change(
     journal: Journal,
     original: Value | None = None,
     *,
+    back: bool = False,
     others: bool = False,
 ) -> None:
-    """Journal, write, read back, journal (``original`` as in ``Journal.intent``). ``others``:
-    the value is somebody else's again, so it is not journalled as written. Raises WriteError
-    after writing ``before`` back; if that fails too, the entry stays unfinished. Raises
+    """Journal, write, read back, journal (``original`` as in ``Journal.intent``). ``back``: the
+    value was there before, so a partition may have taken CPUs of it (``cut``). ``others``: the
+    value is somebody else's again, so it is not journalled as written. Raises WriteError after
+    writing ``before`` back; if that fails too, the entry stays unfinished. Raises
     VanishedError."""
     guard = _guard(action, ops, journal)
     if guard is not None:
@@ -290,7 +320,7 @@ def _change(
     journal.intent(action, original)
     try:
         ops.write(action.target, action.after)
-        _read_back(action.target, action.after, ops)
+        _read_back(action.target, action.after, ops, back=back)
     except VanishedError:
         if guard is not None:
             journal.drop(guard.target, "vanished")
@@ -304,6 +334,7 @@ def _change(
         journal.done(action.target)
     if guard is not None:
         journal.revert(guard.target)
+        _follow(guard, ops.read(guard.target), ops, journal)
 
 
 def _take_back(
@@ -313,7 +344,7 @@ def _take_back(
     try:
         if not exactly(action.before, ops.read(action.target), ops):
             ops.write(action.target, action.before)
-            _read_back(action.target, action.before, ops)
+            _read_back(action.target, action.before, ops, back=True)
         journal.revert(action.target)
         if guard is not None:
             if not exactly(guard.before, ops.read(guard.target), ops):
@@ -342,15 +373,32 @@ def _guard(action: Action, ops: LiveSysOps, journal: Journal) -> Action | None:
     target = action.target
     if not isinstance(target, ThreadCgroup):
         return None
-    affinity = ThreadAffinity(target.guest, target.thread, target.label)
+    affinity = _affinity(target)
     _finish_interrupted(affinity, ops, journal)
     now = ops.read(affinity)
     return Action(affinity, now, now, "kept across the move between cgroups")
 
 
-def _read_back(target: Target, wanted: Value, ops: LiveSysOps) -> None:
+def _follow(guard: Action, now: Value, ops: LiveSysOps, journal: Journal) -> None:
+    """Have the entry of an affinity that is ours follow a move which left the thread none of its
+    CPUs, if the thread may have the original again where it is ``now``. Undo would otherwise take
+    the kernel's choice for somebody else's."""
+    entry = journal.entry(guard.target)
+    if entry is None or not isinstance(entry.original, CpuSet) or not isinstance(now, CpuSet):
+        return
+    ours = still_applied(entry.written, guard.before, ops)
+    lost = ours and not still_applied(entry.written, now, ops)
+    if lost and ops.unpartitioned(entry.original) <= now:
+        journal.adopt(replace(entry, written=now))
+
+
+def _disjoint(before: Value, now: Value) -> bool:
+    return isinstance(before, CpuSet) and isinstance(now, CpuSet) and now.isdisjoint(before)
+
+
+def _read_back(target: Target, wanted: Value, ops: LiveSysOps, *, back: bool = False) -> None:
     now = ops.read(target)
-    if not exactly(wanted, now, ops):
+    if not exactly(wanted, now, ops) and not (back and cut(wanted, now, ops)):
         raise WriteError(
             f"wrote {wanted}, but the host has {now}",
             where=str(target),
@@ -380,7 +428,7 @@ def _roll_back(
         try:
             check_busy(action.target, tally.failed)
             check(action.target, tally.failed[first:])
-            _change(back, ops, journal, others=action.target in named)
+            _change(back, ops, journal, back=True, others=action.target in named)
         except VanishedError:
             _vanished(action.target, journal, tally)
         except WriteError as error:
@@ -404,9 +452,15 @@ def _restore(entry: Entry, back: Action, ops: LiveSysOps, journal: Journal, tall
         if back.release:
             tally.done.append(back)
     elif still_applied(entry.written, now, ops):
-        _change(replace(back, before=entry.written, release=False), ops, journal)
+        change = replace(back, before=entry.written, release=False)
+        _change(change, ops, journal, back=True)
         tally.done.append(back)
     else:
+        written = entry.written
+        if isinstance(now, Pin) and isinstance(written, Pin) and now.cpuset == written.cpuset:
+            # Somebody has moved the thread alone: the list is still ours, and binds others too.
+            listed = replace(back.after, cpus=now.cpus) if isinstance(back.after, Pin) else now
+            _change(replace(back, before=now, after=listed, release=False), ops, journal, back=True)
         _leave(entry, now, journal, tally)
 
 
@@ -463,26 +517,31 @@ def _resolve(
     target = entry.target
     before, after = action.before, action.after
     now = ops.read(target)
-    if exactly(after, now, ops):
+    back = after == entry.original
+    if exactly(after, now, ops) or (back and cut(after, now, ops)):
         ops.write(target, after)
-        _read_back(target, after, ops)
+        _read_back(target, after, ops, back=back)
         if before == after:
             journal.revert(target)  # an affinity that was kept across a move
         else:
             journal.done(target)
         tally.done.append(action)
-    elif exactly(before, now, ops) and not isinstance(before, Pin):
+    elif not isinstance(before, Pin) and (exactly(before, now, ops) or cut(before, now, ops)):
         # The write never happened. A pin, however, may have reached the threads beside it.
         journal.revert(target)
+    elif before == after and _disjoint(before, now):
+        # The new cgroup has none of these CPUs.
+        journal.revert(target)
+        _follow(action, now, ops, journal)
     elif before == after or between(before, after, now, ops):
-        if after == entry.original:
+        if back:
             ops.write(target, after)
-            _read_back(target, after, ops)
+            _read_back(target, after, ops, back=True)
             journal.done(target)
             tally.done.append(action)
         else:
             ops.write(target, before)
-            _read_back(target, before, ops)
+            _read_back(target, before, ops, back=True)
             journal.revert(target)
             tally.done.append(Action(target, now, before, f"taken back: {action.reason}"))
     else:
@@ -567,47 +626,3 @@ def _blocked(target: Target, failed: Failed) -> Target | None:
         ):
             return other
     return None
-
-
-def exactly(wanted: Value, now: Value, ops: LiveSysOps) -> bool:
-    """Whether a write of ``wanted`` gives ``now``: equality, except for offline CPUs, which no
-    thread can have."""
-    if wanted == now and type(wanted) is type(now):
-        return True
-    if isinstance(wanted, TimeSlice) and isinstance(now, TimeSlice):
-        return wanted.reached_by(now)
-    if isinstance(wanted, CpuSet) and isinstance(now, CpuSet):
-        online = ops.online()
-        return wanted & online == now & online
-    if isinstance(wanted, Pin) and isinstance(now, Pin):
-        return wanted.cpuset == now.cpuset and exactly(wanted.cpus, now.cpus, ops)
-    if isinstance(wanted, CpusetList) and isinstance(now, CpusetList) and not wanted.text:
-        # A list of all CPUs means the same as no list, which the kernel does not allow a cgroup
-        # with threads again.
-        return ops.online() <= CpuSet.parse(now.text)
-    return False
-
-
-def still_applied(written: Value, now: Value, ops: LiveSysOps) -> bool:
-    """Whether the host has what we wrote; pins compare by their CPUs."""
-    if isinstance(written, Pin) and isinstance(now, Pin):
-        return exactly(written.cpus, now.cpus, ops)
-    if isinstance(written, PartitionState):
-        return same_setting(written, now)
-    return exactly(written, now, ops)
-
-
-def between(before: Value, after: Value, now: Value, ops: LiveSysOps) -> bool:
-    """Whether ``now`` can come from a write from ``before`` to ``after`` that stopped half-way:
-    each part is from one of the two, or an intermediate value of libvirt's."""
-    if isinstance(before, Pin) and isinstance(after, Pin) and isinstance(now, Pin):
-        online = ops.online()
-        masks = [before.cpus & online, after.cpus & online, online]
-        masks += [CpuSet.parse(p.cpuset) for p in (before, after) if p.cpuset]
-        texts = {before.cpuset, after.cpuset, str(online), *map(str, masks)}
-        return now.cpuset in texts and now.cpus & online in masks + [
-            a & b for a in masks for b in masks
-        ]
-    if now == LEAVING and before != LEAVING:
-        return True
-    return same_setting(before, now) or same_setting(after, now)

@@ -16,6 +16,7 @@ import errno
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any
 
 from vsrtune.core.cpuset import CpuSet
@@ -110,6 +111,33 @@ class LiveSysOps:
     def online(self) -> CpuSet:
         """The CPUs that are online now."""
         return CpuSet.parse(self._root.read(f"{CPUS}/online"))
+
+    def unpartitioned(self, cpus: CpuSet) -> CpuSet:
+        """Those of ``cpus`` that no cpuset partition holds: what the root cpuset has left
+        (``top_cpuset.effective_cpus``). The kernel cuts the mask of every thread outside a
+        partition to them. All of ``cpus`` without the controller on cgroup v2."""
+        try:
+            return cpus & CpuSet.parse(self._root.read(f"{MOUNT}/cpuset.cpus.effective"))
+        except FileNotFoundError:
+            return cpus
+
+    def whole(self, target: Target, value: Value) -> Value:
+        """The mask or pin ``value`` of a thread that has all CPUs which its cpuset has left, with
+        those that partitions have taken: it gets these once the partitions go. Other values are
+        returned as they are. (Where the kernel cut a narrower mask, nothing shows what was asked
+        for.) Raises VanishedError or WriteError."""
+        if not isinstance(target, ThreadAffinity | VcpuPin | EmulatorPin):
+            return value
+        with self._translated(target):
+            thread = self._identified(target.thread, str(target))
+            online = self.online()
+            taken = online - self.unpartitioned(online)
+            if not taken or not self._cgroups.follows(thread):
+                return value
+            taken &= self._cgroups.listed(thread.cgroup(), online)
+        if isinstance(value, Pin):
+            return replace(value, cpus=value.cpus | taken)
+        return value | taken if isinstance(value, CpuSet) else value
 
     def _read(self, target: Target) -> Value:
         match target:

@@ -137,7 +137,7 @@ class Journal(Closing):
         self._reckon(action.target)
 
     def adopt(self, entry: Entry) -> None:
-        """Record a finished entry of a target that has none."""
+        """Record a finished entry, in place of one that its target may have."""
         self._append(entry_record(entry))
         self._fold.entry(entry)
         self._reckon(entry.target)

@@ -10,7 +10,8 @@ done      target                 the intent's value is on the host, read back
 revert    target                 the intent was taken back; its ``before`` is on the host
 drop      target, why            no longer vsrtune's (undone, vanished, changed by others)
 entry     target, original,      a live entry, from a compaction or brought by a guest; it
-          written, reason        replaces all earlier records of the target
+          written, reason        replaces all earlier records of the target. Also that of a
+                                 mask which a move between cgroups has changed
 lag       seconds                threads have left class deadline; their bandwidth stays
                                  booked for at most this long after the last record
 step      guest, step            how far the guest is stepped down (stepdown); step null: it
@@ -124,18 +125,17 @@ def undo_order(entries: Iterable[Entry]) -> list[Entry]:
        urgent before they get other CPUs back
     2. everything else
     3. threads leave the cgroups of partitions
-    4. these threads get their own CPUs back
+    4. these threads get their own CPUs back, and so do the vcpus whose cgroups these were:
+       their list would move the threads in it
     5. threads become more urgent, on their own CPUs
     6. vsrtune's cgroups and their CPU lists, after all threads have left them
     """
     found = list(entries)
     found.reverse()
-    moved = {
-        e.target.thread
-        for e in found
-        if isinstance(e.target, ThreadCgroup) and _in_partition(e.written)
-    }
-    return sorted(found, key=lambda e: _undo_rank(e, moved))
+    moves = [e for e in found if isinstance(e.target, ThreadCgroup) and _in_partition(e.written)]
+    moved = {e.target.thread for e in moves if isinstance(e.target, ThreadCgroup)}
+    hosts = {(e.target.guest, str(e.written).rpartition("/")[2]) for e in moves}
+    return sorted(found, key=lambda e: _undo_rank(e, moved, hosts))
 
 
 def _in_partition(cgroup: Value) -> bool:
@@ -143,7 +143,7 @@ def _in_partition(cgroup: Value) -> bool:
     return is_partition(name) or name.startswith("vcpu")
 
 
-def _undo_rank(entry: Entry, moved: set[ThreadKey]) -> int:
+def _undo_rank(entry: Entry, moved: set[ThreadKey], hosts: set[tuple[str, str]]) -> int:
     written = entry.written
     match entry.target:
         case ThreadSched() if isinstance(written, Sched):
@@ -153,6 +153,8 @@ def _undo_rank(entry: Entry, moved: set[ThreadKey]) -> int:
         case ThreadCgroup(thread=thread) if thread in moved:
             return 3
         case ThreadAffinity(thread=thread) | VcpuPin(thread=thread) if thread in moved:
+            return 4
+        case VcpuPin(guest=guest, vcpu=vcpu) if (guest, f"vcpu{vcpu}") in hosts:
             return 4
         case CpusetFile(path=path, file="cpuset.cpus") if is_partition(path):
             return 6
@@ -236,7 +238,7 @@ class Fold:
             raise VsrtuneError("drops a target without a live entry")
 
     def entry(self, entry: Entry) -> None:
-        """A finished entry, from a compaction or adopted from a guest."""
+        """A finished entry, from a compaction or adopted."""
         self.put(entry)
 
     def step(self, guest: str, step: Step | None) -> None:

@@ -22,6 +22,7 @@ from vsrtune.model.stepdown import NO_STEPS, Steps
 from vsrtune.model.targets import (
     HOST_REF,
     CgroupTarget,
+    CpusetFile,
     DeviceNumber,
     Partition,
     PartitionState,
@@ -121,13 +122,28 @@ def _after(
             back.append(Action(target, applied, entry.original, reason, release=True))
         else:
             disowned.append(target)
+    projected = project_actions(snapshot, back)
     return replace(
         inputs,
-        snapshot=project_actions(snapshot, back),
-        applied={t: v for t, v in written.items() if t not in released},
+        snapshot=projected,
+        applied=_masks_followed(
+            snapshot, projected, {t: v for t, v in written.items() if t not in released}
+        ),
         releases=tuple(back),
         disowned=tuple(disowned),
     )
+
+
+def _masks_followed(
+    snapshot: Snapshot, projected: Snapshot, applied: dict[Target, Value]
+) -> dict[Target, Value]:
+    """``applied``, in which the masks of ours that released moves cost their threads are no
+    drift: the executor journals what the threads have then."""
+    before, after = PresentValues(snapshot), PresentValues(projected)
+    for target, written in applied.items():
+        if isinstance(target, ThreadAffinity) and before.value(target) == written:
+            applied[target] = after.value(target) or written
+    return applied
 
 
 def _released(inputs: Inputs, judged: Judged) -> frozenset[Target]:
@@ -160,17 +176,20 @@ def _released(inputs: Inputs, judged: Judged) -> frozenset[Target]:
         for t in applied
         if t.guest not in running and t.guest != HOST_REF and _left_behind(snapshot, t)
     }
-    # A thread leaves a realtime class before it may run on other CPUs again; if the policy still
-    # asks for the class, the rest of the plan gives it back.
-    unpinned = {t.thread for t in out if isinstance(t, ThreadAffinity | VcpuPin)}
+    # So does a partition whose CPUs or threads change: they are settled while it is empty.
+    rebuilt = _rebuilt(snapshot, applied, judged.plan) & running - refused
+    out |= {t for t in applied if t.guest in rebuilt and isinstance(t, Partition)}
+    changing = {t.guest for t in out if isinstance(t, Partition)}
+    # Threads leave a partition that goes; the rest of the plan moves them on.
+    out |= {t for t in applied if t.guest in changing and isinstance(t, ThreadCgroup)}
+    # A thread leaves a realtime class before it may run on other CPUs again, where it moves too; if
+    # the policy still asks for the class, the rest of the plan gives it back.
+    unpinned = {t.thread for t in out if isinstance(t, ThreadAffinity | VcpuPin | ThreadCgroup)}
     out |= {
         t
         for t, v in applied.items()
         if isinstance(t, ThreadSched) and t.thread in unpinned and _is_realtime(v)
     }
-    changing = {t.guest for t in out if isinstance(t, Partition)}
-    # Threads leave a partition that goes; the rest of the plan moves them on.
-    out |= {t for t in applied if t.guest in changing and isinstance(t, ThreadCgroup)}
     changing |= _broken(snapshot, applied)
     if HOST_REF in changing:
         changing = running - refused
@@ -187,6 +206,30 @@ def _asked_by_another(judged: Judged, target: Target, written: Value) -> bool:
         isinstance(other, type(target)) and other.ifindex == target.ifindex and value == written
         for other, value in judged.plan.for_verify.items()
     )
+
+
+def _rebuilt(snapshot: Snapshot, applied: Mapping[Target, Value], plan: Plan) -> set[str]:
+    """Guests in whose partitions the plan would change the CPUs, or threads that are in them."""
+    paths = {t.path for t in applied if isinstance(t, Partition)}
+    if not paths and not any(map(_is_deadline, applied.values())):
+        return set()
+    present = PresentValues(snapshot)
+
+    def inside(action: Action) -> bool:
+        target = action.target
+        match target:
+            case CpusetFile(path=path):
+                return path in paths
+            case ThreadSched():
+                return _is_deadline(action.before) and not _is_deadline(action.after)
+            case ThreadCgroup() | ThreadAffinity() | VcpuPin():
+                thread = present.thread(target)
+                return thread is not None and (
+                    thread.cgroup in paths or thread.sched.cls is SchedClass.DEADLINE
+                )
+        return False
+
+    return {a.target.guest for a in plan.actions if not a.release and inside(a)}
 
 
 def _broken(snapshot: Snapshot, applied: Mapping[Target, Value]) -> set[str]:

@@ -75,6 +75,12 @@ class Context:
         """The partitions of ``applied`` and their CPU lists."""
         return {t: v for t, v in self.applied.items() if isinstance(t, CpusetFile | Partition)}
 
+    def partitioned(self, cgroup: str) -> bool:
+        """Whether a cgroup is a partition for threads of a guest, and in force."""
+        group = find(self.host.cpusets, cgroup)
+        ours = any(isinstance(t, Partition) and t.path == cgroup for t in self.lists)
+        return ours and group is not None and group.valid
+
     def held(self, cgroup: str, guests: Collection[str] = ()) -> CpuSet:
         """The CPUs of the partitions for threads of guests, except for ``cgroup`` and those of
         ``guests``. Threads elsewhere cannot run there as long as the partitions stay."""
@@ -444,8 +450,10 @@ def _request(
     allowed = allowed_cpus(context.host, context.lists, out.guest, thread, moves=moves)
     cpus = choice if isinstance(choice, CpuSet) else None
     pool = context.online if thread.role is Role.EMULATOR else out.policy.pool or context.online
-    if thread.sched.cls is SchedClass.DEADLINE and choice is AUTO:
-        # A thread that we made DEADLINE keeps its root domain for as long as it is in it.
+    stays = thread.sched.cls is SchedClass.DEADLINE or context.partitioned(thread.cgroup)
+    if stays and choice is AUTO:
+        # A thread that we made DEADLINE keeps its root domain for as long as it is in it, and so
+        # does one that still waits for the class or runs beside it.
         cpus = thread.affinity & context.online
         if not cpus <= pool:
             reason = f"{label(thread)} is of class deadline on CPU {cpus}, outside of {pool}"

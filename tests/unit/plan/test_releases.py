@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 
 from imitated_host import ImitatedHost
@@ -10,7 +13,7 @@ from planning_samples import budget
 from situations import settle
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import Sched, SchedClass
+from vsrtune.model.guest import Role, Sched, SchedClass
 from vsrtune.model.journal_records import Entry, undo_order
 from vsrtune.model.plan import Plan
 from vsrtune.model.targets import EmulatorPin, Partition, Pin
@@ -20,6 +23,7 @@ from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 
 FIFO = "class: fifo, priority: 10"
+SHARE = "class: deadline, runtime: 2ms, period: 10ms"
 
 
 def imitated(*, cpus: int = 8, kernel: str = "6.12", vcpus: int = 1) -> ImitatedHost:
@@ -88,13 +92,15 @@ def test_undo_raises_a_thread_on_its_own_cpus_only() -> None:
     assert (host.kernel.sched_attr(1001), host.kernel.mask(1001)) == (urgent, "0-7")
 
 
-def budgeted(host: ImitatedHost, cpus: str) -> tuple[Policy, ...]:
-    """vr1's vcpu has a budget on this CPU."""
-    share = "class: deadline, runtime: 2ms, period: 10ms"
-    policies = ask(vr1=f"cpus: {{vcpu: {cpus}}}\nscheduler: {{vcpu: {{{share}}}}}")
-    settle(host, policies)
-    assert host.kernel.sched_attr(1001) == budget(2, 10)
-    return policies
+def budget_on(cpus: str) -> str:
+    """The policy of a guest whose vcpu has a budget on this CPU."""
+    return f"cpus: {{vcpu: {cpus}}}\nscheduler: {{vcpu: {{{SHARE}}}}}"
+
+
+def budgeted(host: ImitatedHost, cpus: str, guest: str = "vr1") -> None:
+    """The guest's vcpu has a budget on this CPU."""
+    settle(host, ask(**{guest: budget_on(cpus)}))
+    assert host.kernel.sched_attr(1001 if guest == "vr1" else 2001) == budget(2, 10)
 
 
 def test_a_refused_guest_keeps_its_budgets_in_a_broken_partition() -> None:
@@ -179,3 +185,180 @@ def test_a_pin_that_a_guest_has_brought_waits_while_libvirt_is_busy() -> None:
     assert kinds(full_plan(seen, (), brought)) == [("emulator-pin", True)]
     busy = replace(seen, guests=(replace(guest, busy=True), *seen.guests[1:]))
     assert full_plan(busy, (), brought).actions == ()
+
+
+# -- beside the root domain of another guest
+
+
+def beside(
+    vr1: str, before: Callable[[ImitatedHost], None] = lambda _host: None
+) -> tuple[ImitatedHost, tuple[Policy, ...]]:
+    """A host on which vr1 was tuned, then vr2 got a root domain of CPU 1; vr2's policy alone."""
+    host = imitated()
+    before(host)
+    settle(host, ask(vr1=vr1))
+    settle(host, ask(vr1=vr1, vr2=budget_on("1")))
+    assert host.kernel.effective("").isdisjoint(CpuSet([1]))
+    return host, ask(vr2=budget_on("1"))
+
+
+def test_a_mask_that_is_cut_by_another_guests_partition_counts_as_restored() -> None:
+    host, vr2 = beside("cpus: {vcpu: 3, vhost: 4}")
+    result = host.apply(host.plan(vr2))
+    assert (result.failed, result.left) == ((), ())
+    assert {e.target.guest for e in host.entries()} == {"host/", "vr2"}
+    assert {host.kernel.mask(tid) for tid in (1001, 1021)} == {"0,2-7"}
+    assert host.undo().failed == ()
+    assert {host.kernel.mask(tid) for tid in (1001, 1021, 2001)} == {"0-7"}
+
+
+def test_a_threads_own_mask_comes_back_once_the_partition_goes() -> None:
+    host, vr2 = beside(
+        "cpus: {vhost: 4}", before=lambda host: host.kernel.set_affinity(1021, CpuSet([1, 2, 3]))
+    )
+    assert host.apply(host.plan(vr2)).failed == ()
+    assert host.kernel.mask(1021) == "2-3"
+    assert host.undo().failed == ()
+    assert host.kernel.mask(1021) == "1-3"
+
+
+def test_a_mask_that_something_else_cuts_stays_owed() -> None:
+    host, vr2 = beside("cpus: {vhost: 4}")
+    cpus = f"/sys/fs/cgroup/{host.observed().guests[0].by_role(Role.VHOST)[0].cgroup}/cpuset.cpus"
+    host.kernel.write(cpus, "0-5")
+    result = host.apply(host.plan(vr2))
+    assert [type(a.target).__name__ for a, _ in result.failed] == ["ThreadAffinity"] * 2
+    # Its move has taken the thread out of that cgroup.
+    assert host.apply(host.plan(vr2)).failed == ()
+    assert host.kernel.mask(1021) == "0,2-7"
+
+
+def test_undo_goes_on_where_it_was_killed_behind_a_cut_mask() -> None:
+    host, vr2 = beside("cpus: {vcpu: 3, vhost: 4}")
+
+    def kill(what: str) -> None:
+        if what.startswith("affinity 1021"):
+            raise KeyboardInterrupt
+
+    host.kernel.behind = kill
+    with suppress(KeyboardInterrupt):
+        host.apply(host.plan(vr2))
+    host.kernel.behind = lambda _what: None
+    result = host.apply(host.plan(vr2))
+    assert (result.failed, result.left) == ((), ())
+    assert {e.target.guest for e in host.entries()} == {"host/", "vr2"}
+
+
+def test_a_pass_that_fails_is_taken_back_beside_the_partition_that_it_made() -> None:
+    host = imitated()
+    policies = ask(
+        vr1=f"cpus: {{vhost: 4}}\nscheduler: {{vhost: {{{FIFO}}}}}",
+        vr2=budget_on("1"),
+    )
+
+    def fail(what: str) -> None:
+        if what.startswith("sched 1022 fifo"):
+            raise OSError(errno.EPERM, "operation not permitted")
+
+    host.kernel.ahead = fail
+    result = host.apply(host.plan(policies))
+    assert (len(result.failed), result.rolled_back) == (1, True)
+    assert {e.target.guest for e in host.entries()} == {"host/", "vr2"}
+    assert host.kernel.mask(1021) == "0,2-7"
+
+
+def test_an_affinity_follows_the_move_that_leaves_it_no_cpu() -> None:
+    """libvirt starts vr1 with an emulatorpin, and its worker in a part of that."""
+
+    def pinned(host: ImitatedHost) -> None:
+        host.kernel.pin_emulator(host.scene.guests[0].uuid, CpuSet([1, 2, 3]))
+        host.kernel.set_affinity(1021, CpuSet([1, 2]))
+
+    host, vr2 = beside(f"cpus: {{vhost: 4}}\nscheduler: {{vhost: {{{SHARE}}}}}", before=pinned)
+    result = host.apply(host.plan(vr2))
+    assert (result.failed, result.left, host.kernel.mask(1021)) == ((), (), "2")
+    assert host.undo().failed == ()
+    assert host.kernel.mask(1021) == "1-2"
+
+
+def test_threads_leave_a_vcpus_cgroup_before_its_list_moves_them() -> None:
+    host = imitated()
+    host.kernel.set_affinity(1021, CpuSet([5]))
+    both = f"{{{SHARE}}}"
+    settle(
+        host, ask(vr1=f"cpus: {{vcpu: 1, vhost: 1}}\nscheduler: {{vcpu: {both}, vhost: {both}}}")
+    )
+    result = host.undo()
+    assert (result.failed, result.left, host.kernel.mask(1021)) == ((), (), "5")
+
+
+def test_a_mask_first_seen_beside_a_partition_comes_back_whole() -> None:
+    host = imitated()
+    budgeted(host, "2", guest="vr2")
+    settle(host, ask(vr1="cpus: {vcpu: 3, vhost: 4}", vr2=budget_on("2")))
+    settle(host, ask(vr1="cpus: {vcpu: 3, vhost: 4}"))
+    assert host.undo().failed == ()
+    assert {host.kernel.mask(tid) for tid in (1001, 1021, 1022)} == {"0-7"}
+
+
+def test_the_list_of_a_thread_that_somebody_moved_is_given_back() -> None:
+    host = imitated()
+    settle(host, ask(vr1="cpus: {emulator: 0-5}"))
+    host.kernel.set_affinity(1000, CpuSet([4]))
+    result = host.undo()
+    assert (result.failed, len(result.left), host.kernel.mask(1000)) == ((), 1, "4")
+    assert host.observed().guests[0].threads[0].cpuset_cpus == ""
+
+
+# -- root domains that change
+
+
+def settled(host: ImitatedHost, policies: tuple[Policy, ...]) -> None:
+    """Carry the policies out; nothing fails, nobody is refused, and nothing is left to do."""
+    for _ in range(3):
+        plan = host.plan(policies)
+        assert (plan.refusals, host.apply(plan).failed) == ((), ())
+    assert host.plan(policies).actions == ()
+    assert "miscounted" not in host.kernel.state
+
+
+def test_a_vcpu_with_a_budget_gets_other_cpus() -> None:
+    host = imitated()
+    budgeted(host, "1")
+    settled(host, ask(vr1=budget_on("2")))
+    assert (host.kernel.mask(1001), host.kernel.sched_attr(1001)) == ("2", budget(2, 10))
+
+
+def test_lists_by_hand_take_cpus_of_root_domains_that_auto_made() -> None:
+    host = imitated(vcpus=2)
+    both = f"scheduler: {{vcpu: {{{SHARE}}}, vhost: {{{SHARE}}}}}"
+    settled(host, ask(vr1=f"{AUTO}\n{both}"))
+    first = {tid: host.kernel.mask(tid) for tid in (1001, 1002)}
+    lists = f"{{0: {first[1002]}, 1: {first[1001]}}}"
+    policies = ask(vr1=f"cpus: {{vcpu: {lists}, vhost: 7}}\n{both}", vr2=f"{AUTO}\n{both}")
+    settled(host, policies)
+    assert host.kernel.mask(1001) == first[1002]
+    assert host.undo().failed == ()
+    assert {host.kernel.mask(tid) for tid in (1001, 1021, 2001)} == {"0-7"}
+
+
+def test_a_thread_with_a_budget_moves_on_when_auto_gives_it_another_class() -> None:
+    host = imitated()
+    together = f"cpus: {{vcpu: 1, vhost: 1}}\nscheduler: {{vcpu: {{{SHARE}}}, vhost: {{{SHARE}}}}}"
+    settled(host, ask(vr1=together))
+    settled(
+        host, ask(vr1=f"cpus: {{vcpu: 1, vhost: auto}}\nscheduler: {{vcpu: {{{SHARE}}}}}", vr2=AUTO)
+    )
+    assert host.kernel.sched_attr(1021) == Sched()
+    assert (host.kernel.mask(1001), host.kernel.sched_attr(1001)) == ("1", budget(2, 10))
+
+
+def test_a_mask_that_is_lost_on_the_way_out_of_a_root_domain_is_no_drift() -> None:
+    """A worker goes back to the emulator's cgroup, whose list has not its CPU."""
+    host = imitated()
+    drift = "drift: {default: adopt}"
+    one = f"cpus: {{vhost: 2, emulator: 0}}\nscheduler: {{vhost: {{{SHARE}}}}}\n{drift}"
+    settled(host, ask(vr1=one))
+    settled(host, ask(vr1=f"cpus: {{vhost: 3, emulator: 0}}\n{drift}"))
+    assert {host.kernel.mask(tid) for tid in (1021, 1022)} == {"3"}
+    assert (host.undo().failed, host.kernel.mask(1021), host.entries()) == ((), "0-7", ())

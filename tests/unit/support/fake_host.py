@@ -52,6 +52,12 @@ class FakeHost:
     def online(self) -> CpuSet:
         return self.snapshot.host.online
 
+    def unpartitioned(self, cpus: CpuSet) -> CpuSet:
+        return cpus
+
+    def whole(self, target: Target, value: Value) -> Value:
+        return value
+
     def read(self, target: Target) -> Value:
         if isinstance(target, CgroupDir):
             return target.path in self.dirs

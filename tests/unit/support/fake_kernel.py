@@ -186,6 +186,8 @@ class FakeKernel:
 
     def _read_cgroup(self, path: str) -> str:
         directory, _, name = path.rpartition("/")
+        if path == "cpuset.cpus.effective":
+            return f"{self.effective('')}\n"
         cgroup = self.state["cgroups"].get(directory)
         if cgroup is None:
             raise FileNotFoundError(errno.ENOENT, "no such cgroup", path)

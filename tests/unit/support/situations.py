@@ -245,24 +245,19 @@ def policies_for(draw: st.DrawFn, guest: Guest, number: int, room: Room) -> Poli
     placement = None
     styles = ("auto", "lists", "auto", "lists", "auto", "lists", "load", "one role", "none")
     style = draw(st.sampled_from(styles))
-    own_cpus = range(3 * number, 3 * number + len(vcpus) + 1)
-    if room.budgets:
-        fits = own_cpus.stop <= len(room.free) and guest.source == "libvirt"
-        style = "lists" if fits and style != "none" else "none"
-        own = [room.free[n] for n in own_cpus] if fits else own
     if style == "auto":
         vcpu, vhost = AUTO, AUTO
     elif style == "lists":
         vcpu = tuple((index, CpuSet([cpu])) for index, cpu in zip(vcpus, own, strict=False))
         worker = CpuSet([own[-1]])
         mapped = tuple((i.target, worker) for i in guest.interfaces if i.vhost)
-        vhost = draw(st.sampled_from((worker, mapped or worker, None if room.budgets else AUTO)))
+        vhost = draw(st.sampled_from((worker, mapped or worker, AUTO)))
     elif style == "load":
         placement = AUTO
     elif style == "one role":
         vcpu, vhost = draw(st.sampled_from(((AUTO, None), (None, AUTO), (None, CpuSet(own[:1])))))
     vcpu_sched, vhost_sched = draw(st.sampled_from(CLASSES))
-    if room.budgets and style == "lists" and draw(st.integers(0, 2)):
+    if room.budgets and style in ("auto", "lists", "load") and draw(st.integers(0, 2)):
         share = draw(st.sampled_from((0.5, 2, 8)))
         rule = _rule(budget(share, 10))
         vcpu_sched, vhost_sched = draw(
@@ -295,7 +290,7 @@ def policies_for(draw: st.DrawFn, guest: Guest, number: int, room: Room) -> Poli
         vcpu_sched=vcpu_sched,
         vhost_sched=vhost_sched,
         softirq_sched=softirq,
-        napi=AUTO if taps and not room.budgets and draw(st.booleans()) else None,
+        napi=AUTO if taps and draw(st.booleans()) else None,
         napi_sched=FIFO if taps and style == "auto" and draw(st.booleans()) else None,
         devices=tuple(devices),
         drift=() if drift is None else ((DEFAULT, drift),),
@@ -385,8 +380,6 @@ def situations(draw: st.DrawFn, past: bool | None = None, strangers: bool = True
     for _ in range(draw(st.sampled_from((0, 0, 1, 2)))):
         story.append("at first: " + draw(changes(on))[0])
     before = on.visible()
-    # Once a root domain stands, lists by hand that take its CPUs, and undo after a plan that was
-    # cut short, are not sound yet with `auto` beside it.
     budgets = not draw(st.integers(0, 3))
     policies: Policies = ()
     touched: set[Row] = set()

@@ -267,7 +267,12 @@ class Projection:
             return
         path, text = found[1].cgroup, pin.cpuset
         if path.rpartition("/")[2] == name:
-            self._group(path, lambda c: replace(c, cpus=text))
+            above = self._cpuset(path.rpartition("/")[0])
+            wide = self._before.host.online if above is None else above.effective
+            cpus = CpuSet.parse(text) & wide or wide
+            self._group(
+                path, lambda c: replace(c, cpus=text, effective=c.effective if c.valid else cpus)
+            )
 
 
 def scope_limit(guest: Guest, thread: Thread) -> CpuSet | None:
@@ -315,14 +320,18 @@ def _with_main(guest: Guest, thread: Thread, pin: Pin, pid: int, tid: int) -> Th
 
 
 def _move(guest: Guest, thread: Thread, cgroup: str, group: CpusetGroup | None) -> Thread:
-    """A thread that moves takes the cpuset of its new cgroup and keeps its affinity."""
+    """A thread that moves takes the cpuset of its new cgroup, and keeps its affinity as far as
+    that allows."""
     there = next((t for t in guest.threads if t.cgroup == cgroup), None)
     text, effective = "", scope_limit(guest, thread)
     if group is not None:
         text, effective = group.cpus, group.effective
     elif there is not None and there.cpuset_cpus is not None:
         text, effective = there.cpuset_cpus, there.cpuset_effective
-    return replace(thread, cgroup=cgroup, cpuset_cpus=text, cpuset_effective=effective)
+    affinity = thread.affinity if effective is None else thread.affinity & effective or effective
+    return replace(
+        thread, cgroup=cgroup, affinity=affinity, cpuset_cpus=text, cpuset_effective=effective
+    )
 
 
 def _listed_anew(guest: Guest, thread: Thread, path: str, text: str) -> Thread:

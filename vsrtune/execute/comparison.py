@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""Whether the host has a value: the very one, one that was cut, or a half-written one.
+
+A cpuset partition takes its CPUs from the masks of all threads outside it. A mask that undo
+restores may therefore lack them (``cut``); a mask that a plan asks for may not.
+"""
+
+from __future__ import annotations
+
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.execute.host_writer import LiveSysOps
+from vsrtune.model.deadline import LEAVING
+from vsrtune.model.journal_records import same_setting
+from vsrtune.model.targets import CpusetList, PartitionState, Pin, TimeSlice, Value
+
+
+def exactly(wanted: Value, now: Value, ops: LiveSysOps) -> bool:
+    """Whether a write of ``wanted`` gives ``now``: equality, except for offline CPUs, which no
+    thread can have."""
+    if wanted == now and type(wanted) is type(now):
+        return True
+    if isinstance(wanted, TimeSlice) and isinstance(now, TimeSlice):
+        return wanted.reached_by(now)
+    if isinstance(wanted, CpuSet) and isinstance(now, CpuSet):
+        online = ops.online()
+        return wanted & online == now & online
+    if isinstance(wanted, Pin) and isinstance(now, Pin):
+        return wanted.cpuset == now.cpuset and exactly(wanted.cpus, now.cpus, ops)
+    if isinstance(wanted, CpusetList) and isinstance(now, CpusetList) and not wanted.text:
+        # A list of all CPUs means the same as no list, which the kernel does not allow a cgroup
+        # with threads again.
+        return ops.online() <= CpuSet.parse(now.text)
+    return False
+
+
+def cut(wanted: Value, now: Value, ops: LiveSysOps) -> bool:
+    """Whether ``now`` is what partitions leave of ``wanted``: the mask of a thread without the
+    CPUs that they hold, and no CPU less. From 6.2 on the kernel keeps the mask that was asked for,
+    and gives it to the thread once they are gone."""
+    if isinstance(wanted, Pin) and isinstance(now, Pin):
+        return wanted.cpuset == now.cpuset and cut(wanted.cpus, now.cpus, ops)
+    if isinstance(wanted, CpuSet) and isinstance(now, CpuSet):
+        return ops.unpartitioned(wanted) == now & ops.online()
+    return False
+
+
+def still_applied(written: Value, now: Value, ops: LiveSysOps) -> bool:
+    """Whether the host has what we wrote; pins compare by their CPUs."""
+    if isinstance(written, Pin) and isinstance(now, Pin):
+        return still_applied(written.cpus, now.cpus, ops)
+    if isinstance(written, PartitionState):
+        return same_setting(written, now)
+    return exactly(written, now, ops) or cut(written, now, ops)
+
+
+def between(before: Value, after: Value, now: Value, ops: LiveSysOps) -> bool:
+    """Whether ``now`` can come from a write from ``before`` to ``after`` that stopped half-way:
+    each part is from one of the two, or an intermediate value of libvirt's."""
+    if isinstance(before, Pin) and isinstance(after, Pin) and isinstance(now, Pin):
+        online = ops.online()
+        masks = [before.cpus & online, after.cpus & online, online]
+        masks += [CpuSet.parse(p.cpuset) for p in (before, after) if p.cpuset]
+        texts = {before.cpuset, after.cpuset, str(online), *map(str, masks)}
+        masks += [ops.unpartitioned(m) for m in masks]
+        return now.cpuset in texts and now.cpus & online in masks + [
+            a & b for a in masks for b in masks
+        ]
+    if now == LEAVING and before != LEAVING:
+        return True
+    return same_setting(before, now) or same_setting(after, now)
