@@ -25,6 +25,9 @@ class TreeRoot(LiveRoot):
     def read(self, path: str) -> str:
         return super().read(self._base + path)
 
+    def read_record(self, path: str) -> str:
+        return super().read_record(self._base + path)
+
     def listdir(self, path: str, most: int | None = None) -> list[str]:
         return super().listdir(self._base + path, most)
 
