@@ -78,12 +78,10 @@ def build(
 
 def _busy(requirements: Requirements, chosen: Mapping[ThreadKey, Chosen]) -> CpuSet:
     """CPUs to which realtime threads of the guest that handle frames are pinned."""
-    cpus = CpuSet()
-    for pin in requirements.pins:
-        rule = rule_for(requirements.policy, pin.thread.role)
-        if rule is not None and rule.realtime and pin.thread.key in chosen:
-            cpus |= chosen[pin.thread.key].cpus
-    return cpus
+    rules = {role: rule_for(requirements.policy, role) for role in DATA_PLANE}
+    realtime = {role for role, rule in rules.items() if rule is not None and rule.realtime}
+    keys = (pin.thread.key for pin in requirements.pins if pin.thread.role in realtime)
+    return CpuSet.union(chosen[key].cpus for key in keys if key in chosen)
 
 
 def _one(

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.cpuset_tree import find
 from vsrtune.model.deadline import bandwidth
 from vsrtune.model.guest import (
     DATA_PLANE,
@@ -78,17 +77,14 @@ class Context:
     def held(self, cgroup: str, guests: Collection[str] = ()) -> CpuSet:
         """The CPUs of the partitions for threads of guests, except for ``cgroup`` and those of
         ``guests``. Threads elsewhere cannot run there as long as the partitions stay."""
-        cpus = CpuSet()
-        for target in self.lists:
-            if (
-                isinstance(target, Partition)
-                and target.path != cgroup
-                and target.guest not in {HOST_REF, *guests}
-                and (group := find(self.host.cpusets, target.path)) is not None
-                and group.valid
-            ):
-                cpus |= group.effective
-        return cpus
+        groups = (
+            self.host.cpuset(target.path)
+            for target in self.lists
+            if isinstance(target, Partition)
+            and target.path != cgroup
+            and target.guest not in {HOST_REF, *guests}
+        )
+        return CpuSet.union(g.effective for g in groups if g is not None and g.valid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,6 +306,8 @@ def not_online(
     host: Host, guest: Guest, policy: Policy, keys: KeyPath, cpus: CpuSet
 ) -> list[Refusal]:
     """Refusals for CPUs of a list that do not exist or are offline."""
+    if cpus <= host.online:
+        return []
     present = CpuSet(c.id for c in host.cpus)
     hint = f"choose from the online CPUs {host.online}"
     missing, offline = cpus - present, (cpus & present) - host.online
@@ -502,7 +500,7 @@ def _emulator(context: Context, out: _Judgement) -> None:
 
 def _check_vcpu_cpus(out: _Judgement) -> None:
     pins = _pins_apart(out.policy, out.pins)
-    usable = CpuSet(cpu for pin in pins for cpu in pin.allowed)
+    usable = CpuSet.union(pin.allowed for pin in pins)
     if len(pins) > len(usable):
         out.refusals.append(_too_few_cpus(out.guest, out.policy, pins, usable))
 
@@ -514,7 +512,7 @@ def lacks_cpus(requirements: Requirements, chosen: Mapping[ThreadKey, Chosen]) -
     0.77 of untuned ones (docs/results/no-harm.md). Budgets divide a CPU on purpose.
     """
     pins = _pins_apart(requirements.policy, requirements.pins)
-    cpus = CpuSet(cpu for pin in pins for cpu in chosen[pin.thread.key].cpus)
+    cpus = CpuSet.union(chosen[pin.thread.key].cpus for pin in pins)
     if len(pins) <= len(cpus):
         return None
     return _too_few_cpus(requirements.guest, requirements.policy, pins, cpus)

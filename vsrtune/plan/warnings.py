@@ -111,7 +111,7 @@ def _covered(guest: Guest, lower: Role, higher: Role) -> CpuSet:
         if thread.sched.cls is SchedClass.DEADLINE or level(thread.sched) >= most:
             continue
         more = [t for t in guest.by_role(higher) if level(t.sched) > level(thread.sched)]
-        if thread.affinity <= CpuSet(c for t in more for c in t.affinity):
+        if thread.affinity <= CpuSet.union(t.affinity for t in more):
             out |= thread.affinity
     return out
 
