@@ -17,7 +17,7 @@ from vsrtune.core.text import time_text
 from vsrtune.model.module_counters import TapCounters
 
 
-class Role(Enum):
+class Role(enum.StrEnum):
     """What a thread does for its guest."""
 
     VCPU = "vcpu"

@@ -113,9 +113,8 @@ def warnings(result: Snapshot, managed: AbstractSet[str]) -> list[str]:
     for guest in result.guests:
         if guest.ref not in managed:
             continue
-        for thread in guest.threads:
-            busy = thread.role in DATA_PLANE and thread.sched.cls in REALTIME
-            if busy and len(thread.affinity) == 1:
+        for thread in (t for role in DATA_PLANE for t in guest.by_role(role)):
+            if thread.sched.cls in REALTIME and len(thread.affinity) == 1:
                 softirq = on.get(thread.affinity.first())
                 if softirq is not None and level(softirq) < level(thread.sched):
                     below.add(thread.affinity.first())

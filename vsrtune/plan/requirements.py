@@ -165,6 +165,9 @@ class _Judgement:
     def skip(self, subject: str, reason: str, held: bool = False) -> None:
         self.skipped.append(Skipped(self.guest.ref, subject, reason, held))
 
+    def leave(self, thread: Thread, reason: str, held: bool = False) -> None:
+        self.skip(f"{label(thread)} CPUs", reason, held)
+
     def refuse(self, keys: KeyPath, reason: str, hint: str) -> None:
         self.refusals.append(refusal(self.guest, self.policy, keys, reason, hint))
 
@@ -401,9 +404,8 @@ def _thread(
     number: int,
     named: Mapping[str, tuple[str, CpuSet]],
 ) -> None:
-    subject = f"{label(thread)} CPUs"
     choice, keys = _choice(out.policy, thread, named)
-    request = _request(context, out, thread, choice, keys, number, subject)
+    request = _request(context, out, thread, choice, keys, number)
     if request is None:
         out.occupants += staying(context.host, out.guest, [thread], context.online)
     else:
@@ -417,7 +419,6 @@ def _request(
     choice: CpuSet | Auto | None,
     keys: KeyPath,
     number: int,
-    subject: str,
 ) -> PinRequest | None:
     target = pin_target(out.guest, thread)
     if choice is None:
@@ -425,18 +426,18 @@ def _request(
             # A value that an earlier, surer mapping wrote stays desired.
             out.desired.add(target)
             sure = thread.confidence.value if thread.confidence is not None else "none"
-            out.skip(subject, f"which interface it serves is not known (confidence {sure})")
+            out.leave(thread, f"which interface it serves is not known (confidence {sure})")
         return None
     out.desired.add(target)
     if foreign_deadline(context, out.guest, thread):
-        out.skip(subject, "someone else gave the thread class deadline; it is left alone")
+        out.leave(thread, "someone else gave the thread class deadline; it is left alone")
         return None
     drift = None
     if choice is AUTO or choice != thread.affinity:
         drift = context.left_alone(target)
     if drift is not None:
         out.left.add(target)
-        out.skip(subject, drift.left, held=drift.rule is DriftRule.REPORT)
+        out.leave(thread, drift.left, held=drift.rule is DriftRule.REPORT)
         return None
     moves = thread in out.moves
     allowed = allowed_cpus(context.host, context.lists, out.guest, thread, moves=moves)
@@ -448,7 +449,7 @@ def _request(
         if not cpus <= pool:
             reason = f"{label(thread)} is of class deadline on CPU {cpus}, outside of {pool}"
             out.refuse(("cpus", "pool"), reason, "run `vsrtune undo`: auto then chooses anew")
-    held = context.held(thread.cgroup) if cpus is None else CpuSet()
+    held = context.held(thread.cgroup) if cpus is None and context.lists else CpuSet()
     allowed -= held
     if cpus is not None and not cpus <= allowed and cpus <= context.online:
         out.refuse(
@@ -477,13 +478,12 @@ def _request(
 
 
 def _emulator(context: Context, out: _Judgement) -> None:
-    subject = "emulator CPUs"
     choice = out.policy.emulator
     if choice is None:
         return
     thread = main_thread(out.guest)
     if thread is None:
-        out.skip(subject, "QEMU's main thread was not found")
+        out.skip("emulator CPUs", "QEMU's main thread was not found")
         return
     staying = [
         t
@@ -493,9 +493,9 @@ def _emulator(context: Context, out: _Judgement) -> None:
     if staying and out.guest.source == "libvirt":
         out.desired.add(pin_target(out.guest, thread))
         names = ", ".join(label(t) for t in staying)
-        out.skip(subject, f"{names} cannot be moved out of its cgroup and would be narrowed too")
+        out.leave(thread, f"{names} cannot be moved out of its cgroup and would be narrowed too")
         return
-    out.emulator = _request(context, out, thread, choice, ("cpus", "emulator"), 0, subject)
+    out.emulator = _request(context, out, thread, choice, ("cpus", "emulator"), 0)
 
 
 def _check_vcpu_cpus(out: _Judgement) -> None:
