@@ -49,6 +49,11 @@ class CpuSet:
         """The set of one CPU."""
         return _single(cpu)
 
+    @staticmethod
+    def union(sets: Iterable[CpuSet]) -> CpuSet:
+        """The CPUs of all these sets."""
+        return CpuSet._of(frozenset[int]().union(*(s._cpus for s in sets)))
+
     def _without(self, other: CpuSet) -> CpuSet:
         left = self._cpus - other._cpus
         return self if len(left) == len(self._cpus) else CpuSet._of(left)
@@ -133,7 +138,7 @@ class CpuSet:
         return CpuSet._of(self._cpus & other._cpus)
 
     def __sub__(self, other: CpuSet) -> CpuSet:
-        return _difference(self, other)
+        return _difference(self, other) if other._cpus else self
 
     def __le__(self, other: CpuSet) -> bool:
         return self._cpus <= other._cpus

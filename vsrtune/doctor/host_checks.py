@@ -120,7 +120,7 @@ def interrupts(case: Case) -> Iterable[Finding]:
     lower = _lowers(case)
     all_of_them = CpuSet()
     for nic in lower:
-        served = CpuSet(c for irq in queue_irqs(nic) for c in irq.effective) & host.online
+        served = CpuSet.union(irq.effective for irq in queue_irqs(nic)) & host.online
         all_of_them |= served
         if not nic.irqs:
             where = f"where its SoftIRQ was seen: CPU {nic.rx_cpus}" if nic.rx_cpus else ""

@@ -7,7 +7,7 @@ the host (guests that run, devices that exist).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,7 +34,7 @@ class Group:
     members: tuple[str, ...]
     lowers: tuple[tuple[str, str], ...]
     kind: str
-    lines: tuple[tuple[KeyPath, int], ...]
+    lines: Mapping[KeyPath, int]
     balancers: tuple[tuple[str, tuple[str, ...]], ...]
     links: str
     template: str
@@ -42,7 +42,7 @@ class Group:
 
     def at(self, *keys: str) -> str:
         """``file:line`` of a key, or of the nearest key above it that is written."""
-        return f"{self.path}:{line_of(dict(self.lines), keys)}"
+        return f"{self.path}:{line_of(self.lines, keys)}"
 
     def at_member(self, number: int) -> str:
         """``file:line`` of a member."""
@@ -80,7 +80,7 @@ def parse(text: str, path: str) -> Group:
         members=tuple(inside[_members(kind)]),
         lowers=tuple(inside["lower"].items()),
         kind=kind,
-        lines=tuple(document.lines.items()),
+        lines=document.lines,
         balancers=tuple((name, tuple(of)) for name, of in inside.get("balancers", {}).items()),
         links=inside.get("links", BRIDGE),
         template=inside.get("template", ""),

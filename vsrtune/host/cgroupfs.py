@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from typing import NamedTuple
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.host.filesystem import HostRoot, text_of
+from vsrtune.host.filesystem import HostRoot
 from vsrtune.model.cpuset_tree import CpusetGroup
 
 MOUNT = "/sys/fs/cgroup"
@@ -30,44 +31,45 @@ def libvirt_role(path: str | None) -> tuple[str, int | None] | None:
     return match[1], int(match[2]) if match[2] else None
 
 
+class Cpuset(NamedTuple):
+    """A cgroup's cpuset. ``cpus`` is the text of ``cpuset.cpus`` ("" when unset), None without a
+    cpuset controller. ``effective`` are the CPUs that it yields, or those of the nearest cgroup
+    above that has the controller, which then confines the thread; None without one. ``limit`` are
+    those of the cgroup above: the most that ``cpuset.cpus`` can yield; None for the root."""
+
+    cpus: str | None = None
+    effective: CpuSet | None = None
+    limit: CpuSet | None = None
+
+
 class CpusetReader:
     """Reads each cgroup's cpuset once."""
 
     def __init__(self, root: HostRoot) -> None:
         self._root = root
-        self._raw: dict[str, str | None] = {}
-        self._effective: dict[str, CpuSet | None] = {}
+        self._known: dict[str, Cpuset] = {}
 
-    def raw(self, path: str) -> str | None:
-        """Text of ``cpuset.cpus`` ("" when unset); None when the cgroup has no
-        cpuset controller."""
-        if path not in self._raw:
-            self._raw[path] = self._read(path, "cpuset.cpus")
-        return self._raw[path]
+    def read(self, path: str) -> Cpuset:
+        """The cpuset of a cgroup."""
+        known = self._known.get(path)
+        if known is None:
+            limit = self.read(path.rpartition("/")[0]).effective if path else None
+            text = self.text(path, "cpuset.cpus.effective")
+            try:
+                effective = limit if text is None else CpuSet.parse(text)
+            except VsrtuneError:
+                effective = None
+            known = Cpuset(self.text(path, "cpuset.cpus"), effective, limit)
+            self._known[path] = known
+        return known
 
-    def effective(self, path: str) -> CpuSet | None:
-        """The CPUs that the cpuset yields: that of the cgroup, or of the nearest one above that
-        has the controller, which then confines the thread. None without one."""
-        if path not in self._effective:
-            text = self._read(path, "cpuset.cpus.effective")
-            if text is not None:
-                try:
-                    self._effective[path] = CpuSet.parse(text)
-                except VsrtuneError:
-                    self._effective[path] = None
-            elif path:
-                self._effective[path] = self.effective(path.rpartition("/")[0])
-            else:
-                self._effective[path] = None
-        return self._effective[path]
-
-    def limit(self, path: str) -> CpuSet | None:
-        """The CPUs of the cgroup above: the most that ``cpuset.cpus`` can yield. None for the
-        root, which has no cgroup above, and without the controller."""
-        return self.effective(path.rpartition("/")[0]) if path else None
-
-    def _read(self, path: str, name: str) -> str | None:
-        return text_of(self._root, f"{MOUNT}/{path}/{name}" if path else f"{MOUNT}/{name}")
+    def text(self, path: str, name: str) -> str | None:
+        """A file of a cgroup; None when it cannot be read."""
+        base = f"{MOUNT}/{path}" if path else MOUNT
+        try:
+            return self._root.read_record(f"{base}/{name}").strip()
+        except OSError:
+            return None
 
 
 # Files that controllers put beside child cgroups.
@@ -85,7 +87,7 @@ def read_tree(
     found: list[CpusetGroup] = []
     waiting = [below]
     if below:
-        group = _group(root, reader, below)
+        group = _group(reader, below)
         if group is None:
             return ()
         found.append(group)
@@ -93,7 +95,7 @@ def read_tree(
         above = waiting.pop()
         for name in _children(root, above):
             path = f"{above}/{name}" if above else name
-            group = _group(root, reader, path)
+            group = _group(reader, path)
             if group is None:
                 continue
             # A partition is below another partition, or below a cgroup with exclusive CPUs.
@@ -113,23 +115,23 @@ def _above(path: str) -> list[str]:
     return found
 
 
-def _group(root: HostRoot, reader: CpusetReader, path: str) -> CpusetGroup | None:
+def _group(reader: CpusetReader, path: str) -> CpusetGroup | None:
     """One cgroup's cpuset; None without the controller, or when it is gone."""
-    base = f"{MOUNT}/{path}"
-    cpus, effective = reader.raw(path), reader.effective(path)
+    cpus, effective, _ = reader.read(path)
     if cpus is None or effective is None:
         return None
-    try:
-        return CpusetGroup(
-            path=path,
-            cpus=cpus,
-            effective=effective,
-            partition=root.read(f"{base}/cpuset.cpus.partition").strip(),
-            exclusive=text_of(root, f"{base}/cpuset.cpus.exclusive"),
-            populated="populated 1" in root.read(f"{base}/cgroup.events"),
-        )
-    except OSError:
+    partition = reader.text(path, "cpuset.cpus.partition")
+    events = reader.text(path, "cgroup.events")
+    if partition is None or events is None:
         return None
+    return CpusetGroup(
+        path=path,
+        cpus=cpus,
+        effective=effective,
+        partition=partition,
+        exclusive=reader.text(path, "cpuset.cpus.exclusive"),
+        populated="populated 1" in events,
+    )
 
 
 def _children(root: HostRoot, path: str) -> list[str]:

@@ -35,6 +35,11 @@ class HostRoot(Protocol):
         """The whole text; bytes that are not UTF-8 become ``\\xNN``. Raises OSError as os.open
         does."""
 
+    def read_record(self, path: str) -> str:
+        """``read`` of a file that holds a single record, which the kernel gives at once: one of a
+        thread, of sysfs or a cgroup, but no list such as /proc/interrupts or cgroup.threads."""
+        return self.read(path)
+
     def listdir(self, path: str, most: int | None = None) -> list[str]:
         """Sorted names. Raises OSError as os.listdir does, and E2BIG for more than ``most`` names,
         without reading further."""
@@ -71,31 +76,23 @@ class HostRoot(Protocol):
         ObserveError."""
 
 
-class LiveRoot:
+class LiveRoot(HostRoot):
     """This host."""
 
     def read(self, path: str) -> str:
-        # Few system calls, because a pass reads thousands of small files. Python opens them
-        # close-on-exec.
-        fd = os.open(path, os.O_RDONLY)
-        try:
-            data = os.read(fd, _SMALL)
-            while more := data and os.read(fd, _CHUNK):
-                data += more
-        except OSError as error:
-            error.filename = path
-            raise
-        finally:
-            os.close(fd)
-        return data.decode("utf-8", "backslashreplace")
+        return _text(path, 1)
+
+    def read_record(self, path: str) -> str:
+        return _text(path, _SMALL)
 
     def listdir(self, path: str, most: int | None = None) -> list[str]:
+        names: Collection[str]
         if most is None:
             names = os.listdir(path)
-            return sorted(names if "".join(names).isascii() else map(_escaped, names))
-        with os.scandir(path) as found:
-            names = [entry.name for entry in islice(found, most + 1)]
-        return sorted(map(_escaped, capped(names, path, most)))
+        else:
+            with os.scandir(path) as found:
+                names = capped([entry.name for entry in islice(found, most + 1)], path, most)
+        return sorted(names if "".join(names).isascii() else map(_escaped, names))
 
     def stat(self, path: str, *, follow: bool = True) -> FileStat:
         found = os.stat(path, follow_symlinks=follow)
@@ -147,6 +144,25 @@ def text_of(root: HostRoot, path: str) -> str | None:
         return root.read(path).strip()
     except OSError:
         return None
+
+
+def _text(path: str, least: int) -> str:
+    """The text of a file. A read of less than ``least`` bytes is the last: at the end of a file,
+    or after the only record."""
+    # Few system calls, because a pass reads thousands of small files. Python opens them
+    # close-on-exec.
+    fd = os.open(path, os.O_RDONLY)
+    try:
+        data = more = os.read(fd, _SMALL)
+        while len(more) >= least:
+            more = os.read(fd, _CHUNK)
+            data += more
+    except OSError as error:
+        error.filename = path
+        raise
+    finally:
+        os.close(fd)
+    return data.decode("utf-8", "backslashreplace")
 
 
 def capped(names: Collection[str], path: str, most: int | None) -> Collection[str]:

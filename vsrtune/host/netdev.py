@@ -131,7 +131,7 @@ class NetReader:
         )
         paths = ((row, f"{device.path}/{row.path}") for row in rows)
         return {
-            row.field: int(self._root.read(path)) if row.universal else self._number(path)
+            row.field: int(self._root.read_record(path)) if row.universal else self._number(path)
             for row, path in paths
         }
 
@@ -142,7 +142,7 @@ class NetReader:
         (``tun_net_xmit``). For devices with ``counters``, those are exact. Raises OSError.
         """
         counter = "tx_dropped" if device.tun else "rx_dropped"
-        return int(self._root.read(f"{device.path}/statistics/{counter}"))
+        return int(self._root.read_record(f"{device.path}/statistics/{counter}"))
 
     def counters(self, device: Device) -> TapCounters | None:
         """The counters of our module on the device; None for devices of other drivers, and when
@@ -321,7 +321,7 @@ class NetReader:
 
     def _number(self, path: str) -> int | None:
         try:
-            return int(self._root.read(path))
+            return int(self._root.read_record(path))
         except (OSError, ValueError):
             return None
 
@@ -334,8 +334,8 @@ class NetReader:
     def _read(self, name: str) -> Device | None:
         try:
             path = self._path(name)
-            uevent = parse_uevent(self._root.read(f"{path}/uevent"))
-            names = frozenset(self._root.listdir(path))
+            uevent = parse_uevent(self._root.read_record(f"{path}/uevent"))
+            names = self._root.listdir(path)
         except OSError:
             return None
         return Device(
@@ -343,8 +343,8 @@ class NetReader:
             ifindex=int(uevent.get("IFINDEX", "0")),
             devtype=uevent.get("DEVTYPE", ""),
             path=path,
-            names=names,
-            lowers=tuple(sorted(n.removeprefix("lower_") for n in names if n[:6] == "lower_")),
+            names=frozenset(names),
+            lowers=tuple([n[6:] for n in names if n[:6] == "lower_"]),
         )
 
 

@@ -19,7 +19,7 @@ from typing import Any
 from vsrtune.core.codec import decode, encode
 from vsrtune.core.errors import ObserveError, VsrtuneError
 from vsrtune.core.untrusted import json_value
-from vsrtune.host.filesystem import FileStat, capped
+from vsrtune.host.filesystem import FileStat, HostRoot, capped
 from vsrtune.host.libvirt import DomainText
 from vsrtune.host.state_files import read_file
 from vsrtune.model.guest import Sched
@@ -112,7 +112,7 @@ def _json(value: Any, indent: int | None = None) -> str:
     return json.dumps(value, ensure_ascii=False, indent=indent)
 
 
-class RecordedRoot:
+class RecordedRoot(HostRoot):
     """A HostRoot that gives recorded answers.
 
     A directory that was not listed holds the recorded paths below it.

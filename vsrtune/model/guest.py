@@ -17,7 +17,7 @@ from vsrtune.core.text import time_text
 from vsrtune.model.module_counters import TapCounters
 
 
-class Role(Enum):
+class Role(enum.StrEnum):
     """What a thread does for its guest."""
 
     VCPU = "vcpu"
@@ -235,7 +235,7 @@ class Guest:
     uid: int = 0
     unconfirmed: bool = False
 
-    @property
+    @cached_property
     def ref(self) -> str:
         """The name that policies use: ``NAME``, or ``qemu:NAME`` for a plain QEMU, with ``@UID``
         unless it is root's, because any user may choose the name of another's guest. A foreign

@@ -56,7 +56,7 @@ class NicQueue:
 
 def rps_cpus(queues: Iterable[NicQueue]) -> CpuSet:
     """The CPUs of all receive queues' RPS."""
-    return CpuSet(c for q in queues if q.name.startswith("rx-") for c in q.cpus or ())
+    return CpuSet.union(q.cpus for q in queues if q.name.startswith("rx-") and q.cpus)
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,17 +101,17 @@ class PresentValues:
 
     def value(self, target: Target) -> Value | None:
         """The present value; the CPUs for a pin. None: the snapshot does not tell."""
+        thread = self.thread(target)
+        if thread is not None:
+            if isinstance(target, ThreadSched):
+                return thread.sched
+            return thread.cgroup if isinstance(target, ThreadCgroup) else thread.affinity
         if isinstance(target, DeviceNumber):
             device = self._device(target)
             return None if device is None else target.observed(device)
         if isinstance(target, CgroupTarget):
             return self._of_cgroup(target)
-        thread = self.thread(target)
-        if thread is None:
-            return self._of_host.get(target)
-        if isinstance(target, ThreadSched):
-            return thread.sched
-        return thread.cgroup if isinstance(target, ThreadCgroup) else thread.affinity
+        return self._of_host.get(target)
 
     def shows(self, target: Target) -> bool:
         """Whether the snapshot has the thread, device, queue or interrupt. False for cgroups: it

@@ -58,7 +58,7 @@ def books(snapshot: Snapshot) -> list[DomainBooks]:
     found = [
         _domain(snapshot, group.effective, group.path) for group in host.cpusets if group.valid
     ]
-    rest = host.online - CpuSet(c for d in found for c in d.cpus)
+    rest = host.online - CpuSet.union(d.cpus for d in found)
     if rest:
         found.append(_domain(snapshot, rest, "no partition"))
     return found

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from xml.etree.ElementTree import Element
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import ObserveError, VsrtuneError
 from vsrtune.core.retry import Pause
-from vsrtune.host.cgroupfs import CpusetReader, libvirt_role
+from vsrtune.host.cgroupfs import Cpuset, CpusetReader, libvirt_role
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.libvirt import DomainText
 from vsrtune.host.netdev import NetReader
@@ -43,6 +43,9 @@ from vsrtune.policy.matching import QemuFilter
 # thread, "IO mon_iothread" (monitor_init_globals), is not an iothread of the guest.
 _VCPU_NAME = re.compile(r"CPU (\d+)/\w+", re.ASCII)
 _IOTHREAD_NAME = re.compile(r"IO (?!mon_iothread).*?(\d*)", re.ASCII)
+
+# By tid, the role and the number of each thread of a guest.
+Roles = dict[int, tuple[Role, int | None]]
 
 # Seconds until a busy monitor is asked again.
 _QMP_RETRY_FIRST, _QMP_RETRY_LONGEST = 4.0, 60.0
@@ -165,7 +168,7 @@ class GuestReader:
             problems.append(FOREIGN if foreign else NOT_LISTED)
         found = backends(process, domain is not None, declared, descriptors)
         interfaces, slots = self._interfaces(found)
-        workers = [t.key for t in raw if roles[t.key][0] is Role.VHOST]
+        workers = [t.key for t in raw if roles[t.key.tid][0] is Role.VHOST]
         known, unused = told(interfaces, workers)
         napi, unknown = read_napi_threads(self.root, interfaces, self.processes.napi)
         problems += [*unused, *unknown]
@@ -177,12 +180,12 @@ class GuestReader:
             workers,
             slots,
             first_vcpu=min(
-                (t.key for t in raw if roles[t.key][0] is Role.VCPU),
+                (t.key for t in raw if roles[t.key.tid][0] is Role.VCPU),
                 key=age,
                 default=None,
             ),
             others=descriptors.vhost_other,
-            known=self._seen(raw) | known,
+            known=self._seen(workers) | known,
         )
         problems += [problem] if problem else []
         return Guest(
@@ -192,10 +195,10 @@ class GuestReader:
             pid=process.pid,
             start_time=process.start_time,
             threads=(
-                *(self._thread(t, *roles[t.key], mapped.get(t.key, UNMAPPED), domain) for t in raw),
+                *(self._thread(t, *roles[t.key.tid], mapped, domain) for t in raw),
                 *(
                     replace(
-                        self._thread(t, Role.NAPI, None, UNMAPPED, None),
+                        self._thread(t, Role.NAPI, None, mapped, None),
                         interface=device,
                         confidence=sure,
                     )
@@ -221,9 +224,9 @@ class GuestReader:
 
     def _roles(
         self, process: QemuProcess, threads: Sequence[RawThread], libvirt: bool
-    ) -> tuple[dict[ThreadKey, tuple[Role, int | None]], list[str]]:
+    ) -> tuple[Roles, list[str]]:
         tids = frozenset(t.key.tid for t in threads)
-        roles = {t.key: _role(t, process.pid, tids, libvirt) for t in threads}
+        roles = {t.key.tid: _role(t, process.pid, tids, libvirt) for t in threads}
         _one_thread_per_vcpu(threads, roles)
         if any(role is Role.VCPU for role, _ in roles.values()):
             return roles, []
@@ -232,9 +235,7 @@ class GuestReader:
             return roles, ["vcpu threads are not known: neither cgroups nor names tell"]
         own = frozenset(t.key.tid for t in threads if t.key.pid == process.pid)
         numbers, problem = self.vcpus.find(self.root, process, own)
-        for thread in threads:
-            if thread.key.tid in numbers:
-                roles[thread.key] = (Role.VCPU, numbers[thread.key.tid])
+        roles.update((tid, (Role.VCPU, numbers[tid])) for tid in tids if tid in numbers)
         return roles, [problem] if problem else []
 
     def _interfaces(self, backends: Sequence[Backend]) -> tuple[tuple[Interface, ...], list[Slot]]:
@@ -271,11 +272,9 @@ class GuestReader:
                 ]
         return tuple(interfaces), slots
 
-    def _seen(self, threads: Sequence[RawThread]) -> dict[ThreadKey, KnownQueue]:
+    def _seen(self, workers: Sequence[ThreadKey]) -> dict[ThreadKey, KnownQueue]:
         return {
-            t.key: KnownQueue(*device)
-            for t in threads
-            if (device := self.traced(t.key)) is not None
+            key: KnownQueue(*device) for key in workers if (device := self.traced(key)) is not None
         }
 
     def _thread(
@@ -283,12 +282,13 @@ class GuestReader:
         raw: RawThread,
         role: Role,
         index: int | None,
-        mapping: WorkerMapping,
+        mapped: Mapping[ThreadKey, WorkerMapping],
         domain: DomainText | None,
     ) -> Thread:
         vhost = role is Role.VHOST
-        slot, confidence = mapping
+        slot, confidence = mapped[raw.key] if vhost else UNMAPPED
         cgroup = raw.cgroup
+        cpuset = self.cpusets.read(cgroup) if cgroup is not None else Cpuset()
         return Thread(
             key=raw.key,
             name=raw.name,
@@ -299,9 +299,9 @@ class GuestReader:
             last_cpu=raw.last_cpu,
             cpu_ns=raw.cpu_ns,
             cgroup=cgroup or "",
-            cpuset_cpus=self.cpusets.raw(cgroup) if cgroup is not None else None,
-            cpuset_effective=self.cpusets.effective(cgroup) if cgroup is not None else None,
-            cpuset_limit=self.cpusets.limit(cgroup) if cgroup is not None else None,
+            cpuset_cpus=cpuset.cpus,
+            cpuset_effective=cpuset.effective,
+            cpuset_limit=cpuset.limit,
             index=index,
             worker=(WorkerKind.KTHREAD if raw.kthread else WorkerKind.TASK) if vhost else None,
             interface=slot.interface if slot is not None else None,
@@ -332,15 +332,13 @@ def _role(
     return Role.WORKER, None
 
 
-def _one_thread_per_vcpu(
-    threads: Sequence[RawThread], roles: dict[ThreadKey, tuple[Role, int | None]]
-) -> None:
+def _one_thread_per_vcpu(threads: Sequence[RawThread], roles: Roles) -> None:
     """Keep the role for one thread of each vcpu cgroup. KVM starts its page recovery thread
     (``kvm-nx-lpage-recovery``, a user worker since 6.13 and in 6.12.x) from the vcpu, whose cgroup
     it inherits. The name decides; without names, the oldest thread is the vcpu."""
     groups: dict[int, list[RawThread]] = {}
     for thread in threads:
-        role, index = roles[thread.key]
+        role, index = roles[thread.key.tid]
         if role is Role.VCPU and index is not None:
             groups.setdefault(index, []).append(thread)
     for index, group in groups.items():
@@ -348,12 +346,12 @@ def _one_thread_per_vcpu(
         vcpu = min(named or group, key=lambda t: (t.key.start_time, t.key.tid))
         for other in group:
             if other is not vcpu:
-                roles[other.key] = (Role.WORKER, None)
+                roles[other.key.tid] = (Role.WORKER, None)
 
 
 def _beyond(
     threads: Sequence[RawThread],
-    roles: dict[ThreadKey, tuple[Role, int | None]],
+    roles: Roles,
     most_vcpus: int | None,
     descriptors: Descriptors,
 ) -> list[str]:
@@ -361,18 +359,16 @@ def _beyond(
     others. A QEMU that an attacker took over names its threads at will."""
     problems = []
     if most_vcpus is not None:
-        vcpus = [t.key for t in threads if roles[t.key][0] is Role.VCPU]
-        beyond = [key for key in vcpus if (roles[key][1] or 0) >= most_vcpus]
-        for key in beyond:
-            roles[key] = (Role.WORKER, None)
+        vcpus = [tid for tid, (role, _) in roles.items() if role is Role.VCPU]
+        beyond = [tid for tid in vcpus if (roles[tid][1] or 0) >= most_vcpus]
+        roles.update(dict.fromkeys(beyond, (Role.WORKER, None)))
         if beyond:
             problems.append(
                 f"{len(beyond)} threads call themselves vcpus beyond its {most_vcpus}: left alone"
             )
-    workers = sorted((t.key for t in threads if roles[t.key][0] is Role.VHOST), key=age)
+    workers = sorted((t.key for t in threads if roles[t.key.tid][0] is Role.VHOST), key=age)
     most = descriptors.vhost_net + descriptors.vhost_other
-    for key in workers[most:]:
-        roles[key] = (Role.WORKER, None)
+    roles.update((key.tid, (Role.WORKER, None)) for key in workers[most:])
     if len(workers) > most:
         problems.append(
             f"{len(workers)} threads call themselves vhost workers, for {most} vhost "

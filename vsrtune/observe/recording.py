@@ -62,7 +62,7 @@ _DOMAIN_PARTS = ("name", "uuid", "vcpu", "iothreads", "cputune")
 _INTERFACE_PARTS = ("mac", "source", "target", "model", "driver", "alias")
 
 
-class RecordingRoot:
+class RecordingRoot(HostRoot):
     """A HostRoot that passes questions on and keeps the answers."""
 
     def __init__(self, root: HostRoot) -> None:

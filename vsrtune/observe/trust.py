@@ -98,8 +98,8 @@ class Judge:
         """The decision on the process whose /proc/PID/exe points to ``exe``, as far as it can
         be made without libvirt. Raises OSError when the process is gone, ValueError for a
         /proc that cannot be read."""
-        uids = parse_status_uids(self._root.read(f"/proc/{pid}/task/{pid}/status"))
-        cgroup = self._root.read(f"/proc/{pid}/task/{pid}/cgroup")
+        uids = parse_status_uids(self._root.read_record(f"/proc/{pid}/task/{pid}/status"))
+        cgroup = self._root.read_record(f"/proc/{pid}/task/{pid}/cgroup")
         libvirts = self.in_libvirts_cgroup(cgroup)
         why = ""
         if not libvirts:

@@ -56,19 +56,20 @@ def build(
 
 def _moves(context: Context, requirements: Requirements, found: RootDomains, draft: Draft) -> None:
     ref = requirements.guest.ref
-    existing = {t.cgroup for t in requirements.guest.threads}
     moves = {t: path for t, path in requirements.moves.items() if t.key not in found.straight}
     for path in dict.fromkeys(moves.values()):
         target = CgroupDir(ref, path)
         draft.desired.add(target)
-        if path not in existing and context.applied.get(target) is not True:
+        known = context.applied.get(target) is True
+        if not known and all(t.cgroup != path for t in requirements.guest.threads):
             reason = "room for the vhost workers, out of reach of emulatorpin"
             draft.add(Phase.WORKER_CGROUPS, Action.of(target, False, True, reason))
     for thread, path in moves.items():
-        move = ThreadCgroup(ref, thread.key, label(thread))
+        name = label(thread)
+        move = ThreadCgroup(ref, thread.key, name)
         draft.desired.add(move)
         if thread.cgroup == path:
-            draft.skip(ref, f"{label(thread)} cgroup", "already out of the emulator cgroup")
+            draft.skip(ref, f"{name} cgroup", "already out of the emulator cgroup")
             continue
         reason = "so that the emulator's CPUs do not bind this worker"
         draft.add(Phase.WORKER_MOVES, Action.of(move, thread.cgroup, path, reason))
@@ -119,13 +120,16 @@ def _scheduling(
         return
     down = ", stepped down" if requirements.policy.lowered else ""
     reason = f"scheduler.{role.value}{down} ({requirements.policy.at('scheduler', role.value)})"
+    already = f"already set: {rule.sched}"
     for thread in requirements.threads(role):
         name = label(thread)
         target = ThreadSched(ref, thread.key, name)
         draft.desired.add(target)
         if thread.sched == rule.sched:
             draft.for_verify[target] = rule.sched
-        elif (drift := context.left_alone(target)) is not None:
+            draft.skip(ref, f"{name} scheduling", already)
+            continue
+        if (drift := context.left_alone(target)) is not None:
             draft.leave(ref, f"{name} scheduling", drift)
             continue
         why_not = _why_not(context, requirements, thread, rule, chosen)
@@ -178,8 +182,6 @@ def _why_not(
     chosen: Mapping[ThreadKey, Chosen],
 ) -> str | None:
     """The reason to leave a thread's scheduling alone, None when there is none."""
-    if thread.sched == rule.sched:
-        return f"already set: {rule.sched}"
     if foreign_deadline(context, requirements.guest, thread):
         return "someone else gave the thread class deadline; it is left alone"
     pick = chosen.get(thread.key)

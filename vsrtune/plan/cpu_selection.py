@@ -52,9 +52,9 @@ def choose(
             if pin.cpus is None
         ]
     chosen |= _placed(context, seats, occupants)
-    pinned = CpuSet(c for pick in chosen.values() for c in pick.cpus)
-    pinned |= CpuSet(c for o in occupants if o.tight for c in o.cpus)
-    roaming = CpuSet(c for o in occupants for c in o.cpus) - pinned
+    pinned = CpuSet.union(pick.cpus for pick in chosen.values())
+    pinned |= CpuSet.union(o.cpus for o in occupants if o.tight)
+    roaming = CpuSet.union(o.cpus for o in occupants) - pinned
     for requirements in per_guest:
         if requirements.emulator is not None:
             pick = _housekeepers(context, requirements.emulator, pinned, roaming)
@@ -71,15 +71,13 @@ def _placed(
     unmeasured = [seat for seat in seats if seat.load is None]
     without = [replace(o, load=()) for o in occupants] if unmeasured else []
     placed = place(context.host, context.irq, unmeasured, without)
-    beside = [
-        Occupant(
-            s.guest, s.role, CpuSet.single(placed[s.thread].cpu), booked=s.booked, links=s.links
-        )
-        for s in unmeasured
-    ]
-    by_load = [seat for seat in seats if seat.load is not None]
-    placed |= place(context.host, context.irq, by_load, [*occupants, *beside])
-    return {key: Chosen(CpuSet.single(p.cpu), p.why) for key, p in placed.items()}
+    if by_load := [seat for seat in seats if seat.load is not None]:
+        beside = [
+            Occupant(s.guest, s.role, placed[s.thread].cpus, booked=s.booked, links=s.links)
+            for s in unmeasured
+        ]
+        placed |= place(context.host, context.irq, by_load, [*occupants, *beside])
+    return placed
 
 
 def _occupants(

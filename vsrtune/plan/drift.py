@@ -146,15 +146,16 @@ def _changes(
 ) -> Iterator[_Change]:
     """The settings that differ from what they should be."""
     for target, value in for_verify:
-        thread = present.thread(target)
-        setting = _setting(target, thread)
-        now = present.value(target) if setting else None
+        now = present.value(target)
         desired = value.cpus if isinstance(value, Pin) else value
         if isinstance(now, TimeSlice) and isinstance(desired, TimeSlice):
             same = desired.reached_by(now)
         else:
             same = now == desired
-        if now is not None and not same:
+        if now is None or same:
+            continue
+        thread = present.thread(target)
+        if setting := _setting(target, thread):
             yield _Change(target, setting, desired, now, thread)
 
 

@@ -77,7 +77,7 @@ def remember(
                 != requirements.guest.ref
             ):
                 return None
-    by_hand = CpuSet(c for cpus in heeded.values() if cpus is not None for c in cpus)
+    by_hand = CpuSet.union(cpus for cpus in heeded.values() if cpus is not None)
     return Whole(
         context.host, tuple(policies), context.irq, heeded, by_hand, chosen, shapes, devices
     )

@@ -105,7 +105,7 @@ def napi_threads(nic: Nic) -> tuple[NicThread, ...]:
 def confined(host: Host, nic: Nic) -> CpuSet:
     """The CPUs to which NAPI threads of a device are confined."""
     threads = (t.affinity for t in napi_threads(nic) if not host.online <= t.affinity)
-    return CpuSet(c for affinity in threads for c in affinity) & host.online
+    return CpuSet.union(threads) & host.online
 
 
 def device_cpus(host: Host, nic: Nic | None) -> tuple[CpuSet, str]:
@@ -120,7 +120,7 @@ def device_cpus(host: Host, nic: Nic | None) -> tuple[CpuSet, str]:
     if napi:
         also += f" and the CPUs {napi} of its NAPI threads"
     queues = queue_irqs(nic)
-    served = CpuSet(c for irq in queues for c in irq.effective) & online
+    served = CpuSet.union(irq.effective for irq in queues) & online
     if served:
         numbers = ", ".join(str(irq.number) for irq in queues)
         rest = ", ".join(str(irq.number) for irq in nic.irqs if irq not in queues)

@@ -78,12 +78,10 @@ def build(
 
 def _busy(requirements: Requirements, chosen: Mapping[ThreadKey, Chosen]) -> CpuSet:
     """CPUs to which realtime threads of the guest that handle frames are pinned."""
-    cpus = CpuSet()
-    for pin in requirements.pins:
-        rule = rule_for(requirements.policy, pin.thread.role)
-        if rule is not None and rule.realtime and pin.thread.key in chosen:
-            cpus |= chosen[pin.thread.key].cpus
-    return cpus
+    rules = {role: rule_for(requirements.policy, role) for role in DATA_PLANE}
+    realtime = {role for role, rule in rules.items() if rule is not None and rule.realtime}
+    keys = (pin.thread.key for pin in requirements.pins if pin.thread.role in realtime)
+    return CpuSet.union(chosen[key].cpus for key in keys if key in chosen)
 
 
 def _one(
@@ -115,9 +113,8 @@ def warnings(result: Snapshot, managed: AbstractSet[str]) -> list[str]:
     for guest in result.guests:
         if guest.ref not in managed:
             continue
-        for thread in guest.threads:
-            busy = thread.role in DATA_PLANE and thread.sched.cls in REALTIME
-            if busy and len(thread.affinity) == 1:
+        for thread in (t for role in DATA_PLANE for t in guest.by_role(role)):
+            if thread.sched.cls in REALTIME and len(thread.affinity) == 1:
                 softirq = on.get(thread.affinity.first())
                 if softirq is not None and level(softirq) < level(thread.sched):
                     below.add(thread.affinity.first())

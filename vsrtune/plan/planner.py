@@ -308,7 +308,7 @@ def _require(located: Located) -> Required:
     full: list[Refusal] = []
     for requirements in kept:
         # The guest whose lists take the last CPU without pinned threads is refused.
-        by_hand = CpuSet(c for p in requirements.pins if p.cpus is not None for c in p.cpus)
+        by_hand = CpuSet.union(p.cpus for p in requirements.pins if p.cpus is not None)
         if by_hand and context.online <= pinned | by_hand:
             full.append(_no_housekeeping(context, requirements))
         else:
@@ -328,7 +328,7 @@ def _place(required: Required) -> Seated:
     refusals: list[Refusal] = []
     while True:
         chosen: Mapping[ThreadKey, Chosen] = choose(context, snapshot, per_guest)
-        pinned = CpuSet(c for w in per_guest for p in w.pins for c in chosen[p.thread.key].cpus)
+        pinned = CpuSet.union(chosen[p.thread.key].cpus for w in per_guest for p in w.pins)
         if pinned and context.online <= pinned:
             last = [w for w in per_guest if w.pins][-1]
             why = [_no_housekeeping(context, last)]

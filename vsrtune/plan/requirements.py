@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.cpuset_tree import find
 from vsrtune.model.deadline import bandwidth
 from vsrtune.model.guest import (
     DATA_PLANE,
@@ -84,17 +83,14 @@ class Context:
     def held(self, cgroup: str, guests: Collection[str] = ()) -> CpuSet:
         """The CPUs of the partitions for threads of guests, except for ``cgroup`` and those of
         ``guests``. Threads elsewhere cannot run there as long as the partitions stay."""
-        cpus = CpuSet()
-        for target in self.lists:
-            if (
-                isinstance(target, Partition)
-                and target.path != cgroup
-                and target.guest not in {HOST_REF, *guests}
-                and (group := find(self.host.cpusets, target.path)) is not None
-                and group.valid
-            ):
-                cpus |= group.effective
-        return cpus
+        groups = (
+            self.host.cpuset(target.path)
+            for target in self.lists
+            if isinstance(target, Partition)
+            and target.path != cgroup
+            and target.guest not in {HOST_REF, *guests}
+        )
+        return CpuSet.union(g.effective for g in groups if g is not None and g.valid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +170,9 @@ class _Judgement:
 
     def skip(self, subject: str, reason: str, held: bool = False) -> None:
         self.skipped.append(Skipped(self.guest.ref, subject, reason, held))
+
+    def leave(self, thread: Thread, reason: str, held: bool = False) -> None:
+        self.skip(f"{label(thread)} CPUs", reason, held)
 
     def refuse(self, keys: KeyPath, reason: str, hint: str) -> None:
         self.refusals.append(refusal(self.guest, self.policy, keys, reason, hint))
@@ -316,6 +315,8 @@ def not_online(
     host: Host, guest: Guest, policy: Policy, keys: KeyPath, cpus: CpuSet
 ) -> list[Refusal]:
     """Refusals for CPUs of a list that do not exist or are offline."""
+    if cpus <= host.online:
+        return []
     present = CpuSet(c.id for c in host.cpus)
     hint = f"choose from the online CPUs {host.online}"
     missing, offline = cpus - present, (cpus & present) - host.online
@@ -409,9 +410,8 @@ def _thread(
     number: int,
     named: Mapping[str, tuple[str, CpuSet]],
 ) -> None:
-    subject = f"{label(thread)} CPUs"
     choice, keys = _choice(out.policy, thread, named)
-    request = _request(context, out, thread, choice, keys, number, subject)
+    request = _request(context, out, thread, choice, keys, number)
     if request is None:
         out.occupants += staying(context.host, out.guest, [thread], context.online)
     else:
@@ -425,7 +425,6 @@ def _request(
     choice: CpuSet | Auto | None,
     keys: KeyPath,
     number: int,
-    subject: str,
 ) -> PinRequest | None:
     target = pin_target(out.guest, thread)
     if choice is None:
@@ -433,18 +432,18 @@ def _request(
             # A value that an earlier, surer mapping wrote stays desired.
             out.desired.add(target)
             sure = thread.confidence.value if thread.confidence is not None else "none"
-            out.skip(subject, f"which interface it serves is not known (confidence {sure})")
+            out.leave(thread, f"which interface it serves is not known (confidence {sure})")
         return None
     out.desired.add(target)
     if foreign_deadline(context, out.guest, thread):
-        out.skip(subject, "someone else gave the thread class deadline; it is left alone")
+        out.leave(thread, "someone else gave the thread class deadline; it is left alone")
         return None
     drift = None
     if choice is AUTO or choice != thread.affinity:
         drift = context.left_alone(target)
     if drift is not None:
         out.left.add(target)
-        out.skip(subject, drift.left, held=drift.rule is DriftRule.REPORT)
+        out.leave(thread, drift.left, held=drift.rule is DriftRule.REPORT)
         return None
     moves = thread in out.moves
     allowed = allowed_cpus(context.host, context.lists, out.guest, thread, moves=moves)
@@ -458,7 +457,7 @@ def _request(
         if not cpus <= pool:
             reason = f"{label(thread)} is of class deadline on CPU {cpus}, outside of {pool}"
             out.refuse(("cpus", "pool"), reason, "run `vsrtune undo`: auto then chooses anew")
-    held = context.held(thread.cgroup) if cpus is None else CpuSet()
+    held = context.held(thread.cgroup) if cpus is None and context.lists else CpuSet()
     allowed -= held
     if cpus is not None and not cpus <= allowed and cpus <= context.online:
         out.refuse(
@@ -487,13 +486,12 @@ def _request(
 
 
 def _emulator(context: Context, out: _Judgement) -> None:
-    subject = "emulator CPUs"
     choice = out.policy.emulator
     if choice is None:
         return
     thread = main_thread(out.guest)
     if thread is None:
-        out.skip(subject, "QEMU's main thread was not found")
+        out.skip("emulator CPUs", "QEMU's main thread was not found")
         return
     staying = [
         t
@@ -503,14 +501,14 @@ def _emulator(context: Context, out: _Judgement) -> None:
     if staying and out.guest.source == "libvirt":
         out.desired.add(pin_target(out.guest, thread))
         names = ", ".join(label(t) for t in staying)
-        out.skip(subject, f"{names} cannot be moved out of its cgroup and would be narrowed too")
+        out.leave(thread, f"{names} cannot be moved out of its cgroup and would be narrowed too")
         return
-    out.emulator = _request(context, out, thread, choice, ("cpus", "emulator"), 0, subject)
+    out.emulator = _request(context, out, thread, choice, ("cpus", "emulator"), 0)
 
 
 def _check_vcpu_cpus(out: _Judgement) -> None:
     pins = _pins_apart(out.policy, out.pins)
-    usable = CpuSet(cpu for pin in pins for cpu in pin.allowed)
+    usable = CpuSet.union(pin.allowed for pin in pins)
     if len(pins) > len(usable):
         out.refusals.append(_too_few_cpus(out.guest, out.policy, pins, usable))
 
@@ -522,7 +520,7 @@ def lacks_cpus(requirements: Requirements, chosen: Mapping[ThreadKey, Chosen]) -
     0.77 of untuned ones (docs/results/no-harm.md). Budgets divide a CPU on purpose.
     """
     pins = _pins_apart(requirements.policy, requirements.pins)
-    cpus = CpuSet(cpu for pin in pins for cpu in chosen[pin.thread.key].cpus)
+    cpus = CpuSet.union(chosen[pin.thread.key].cpus for pin in pins)
     if len(pins) <= len(cpus):
         return None
     return _too_few_cpus(requirements.guest, requirements.policy, pins, cpus)

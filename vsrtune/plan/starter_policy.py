@@ -248,13 +248,12 @@ def _head(case: _Case, tried: Iterable[tuple[str, str]]) -> str:
     host, guest = case.snapshot.host, case.guest
     choice = _interrupts(case)
     online = host.online
-    busy = CpuSet(
-        cpu
+    busy = CpuSet.union(
+        t.affinity
         for other in case.snapshot.guests
         if other.pid != guest.pid
         for t in other.threads
         if t.role in DATA_PLANE and len(t.affinity) == 1
-        for cpu in t.affinity
     )
     free = online - choice.cpus - busy
     threads = [t for t in guest.threads if t.role in DATA_PLANE]

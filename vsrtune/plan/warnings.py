@@ -44,8 +44,8 @@ def pins_alone(result: Snapshot, per_guest: Iterable[Requirements]) -> list[str]
     out: list[str] = []
     for guest in (without_idle(g) for g in result.guests if g.ref in pinned):
         vcpus, workers = (
-            CpuSet(
-                t.affinity.first()
+            CpuSet.union(
+                t.affinity
                 for t in guest.by_role(role)
                 if len(t.affinity) == 1 and t.sched.cls is SchedClass.OTHER
             )
@@ -111,15 +111,14 @@ def _covered(guest: Guest, lower: Role, higher: Role) -> CpuSet:
         if thread.sched.cls is SchedClass.DEADLINE or level(thread.sched) >= most:
             continue
         more = [t for t in guest.by_role(higher) if level(t.sched) > level(thread.sched)]
-        if thread.affinity <= CpuSet(c for t in more for c in t.affinity):
+        if thread.affinity <= CpuSet.union(t.affinity for t in more):
             out |= thread.affinity
     return out
 
 
 def _starved_emulator(guest: Guest) -> list[str]:
     main = main_thread(guest)
-    bound = [t for t in _realtime(guest.threads) if len(t.affinity) == 1]
-    busy = CpuSet(t.affinity.first() for t in bound)
+    busy = CpuSet.union(t.affinity for t in _realtime(guest.threads) if len(t.affinity) == 1)
     if main is None or not busy or not main.affinity <= busy:
         return []
     text = (
@@ -165,7 +164,7 @@ def _overcommitted(result: Snapshot, managed: AbstractSet[str]) -> list[str]:
     on: dict[int, list[tuple[str, Thread]]] = {}
     for guest in result.guests:
         for thread in (t for role in DATA_PLANE for t in guest.by_role(role)):
-            if len(thread.affinity) == 1 and len(thread.load) >= WINDOWS:
+            if len(thread.load) >= WINDOWS and len(thread.affinity) == 1:
                 on.setdefault(thread.affinity.first(), []).append((guest.ref, thread))
     out: list[str] = []
     for cpu, here in sorted(on.items()):

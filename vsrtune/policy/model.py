@@ -3,8 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 
@@ -31,7 +31,6 @@ IRQ_KEYS: KeyPath = ("cpus", "irq")
 # The kernel's own default; longer turns starve more.
 MAX_SLICE_MS = 100
 
-DriftRules = tuple[tuple[str, DriftRule], ...]
 CpuChoice = CpuSet | Auto
 VcpuMap = tuple[tuple[int, CpuSet], ...]
 DeviceMap = tuple[tuple[str, CpuSet], ...]
@@ -109,40 +108,38 @@ class Policy:
     softirq_sched: SchedRule | None = None
     napi: CpuChoice | DeviceMap | None = None
     napi_sched: SchedRule | None = None
-    devices: tuple[tuple[str, int], ...] = ()
+    devices: Mapping[str, int] = field(default_factory=dict, hash=False)
     attachment: Attachment | None = None
-    drift: DriftRules = ()
+    drift: Mapping[str, DriftRule] = field(default_factory=dict, hash=False)
     placement: Auto | None = None
     accept_standstill: bool = False
     # Its scheduling rules are not those of the file (stepdown).
     lowered: bool = False
     profile: str = "none"
     pool: CpuSet | None = None
-    lines: tuple[tuple[KeyPath, int], ...] = ()
+    lines: Mapping[KeyPath, int] = field(default_factory=dict, hash=False)
 
     def at(self, *keys: str) -> str:
         """``file:line`` of a key, or of the nearest key above it that is written. For a key that
         the profile gave: the line of ``profile`` or ``guest``, and the profile's name."""
-        lines = dict(self.lines)
         if not self.by_profile(*keys):
-            return f"{self.path}:{line_of(lines, keys)}"
-        place = ("profile",) if ("profile",) in lines else ("guest",)
-        return f"{self.path}:{line_of(lines, place)} (profile {self.profile})"
+            return f"{self.path}:{line_of(self.lines, keys)}"
+        place = ("profile",) if ("profile",) in self.lines else ("guest",)
+        return f"{self.path}:{line_of(self.lines, place)} (profile {self.profile})"
 
     def by_profile(self, *keys: str) -> bool:
         """Whether the value of a key is the profile's."""
-        return keys[:2] in PROFILES[self.profile] and keys[:2] not in dict(self.lines)
+        return keys[:2] in PROFILES[self.profile] and keys[:2] not in self.lines
 
     def desired(self, setting: type[DeviceNumber]) -> int | None:
         """The value that the policy requires for a setting of devices: a number, True or False."""
-        return dict(self.devices).get(setting.key)
+        return self.devices.get(setting.key)
 
     def drift_rule(self, setting: str) -> DriftRule | None:
         """What vsrtune does when somebody changes a setting: the rule of the setting, of its
         section, or the default; None when unset."""
-        found = dict(self.drift)
         keys = (setting, setting.partition(".")[0], DEFAULT)
-        return next((found[key] for key in keys if key in found), None)
+        return next((self.drift[key] for key in keys if key in self.drift), None)
 
     @property
     def asks(self) -> bool:

@@ -30,7 +30,6 @@ from vsrtune.policy.model import (
     MAX_SLICE_MS,
     CpuChoice,
     DeviceMap,
-    DriftRules,
     Policy,
     PolicyErrors,
     SchedRule,
@@ -138,17 +137,17 @@ class _Reader:
             vhost_sched=self.sched(data, "vhost"),
             softirq_sched=self.sched(data, "softirq"),
             napi_sched=self.sched(data, "napi"),
-            devices=tuple(
-                (row.key, value)
+            devices={
+                row.key: value
                 for row in DEVICE_SETTINGS
                 if (value := self.get(data, *row.key.split("."))) is not None
-            ),
+            },
             attachment=self.attachment(data),
             drift=self.drift(data),
             placement=None if self.get(data, "placement") is None else AUTO,
             accept_standstill=self.get(data, "standstill") is not None,
             profile=self.get(data, "profile") or DEFAULT_PROFILE,
-            lines=tuple(self.lines.items()),
+            lines=self.lines,
         )
         self.irq_places(policy)
         self.irq_overlap(policy)
@@ -198,12 +197,12 @@ class _Reader:
             )
         return Attachment(name)
 
-    def drift(self, data: Any) -> DriftRules:
+    def drift(self, data: Any) -> dict[str, DriftRule]:
         value = self.get(data, "drift")
         if value is None or broken_below(self.broken, "drift"):
-            return ()
+            return {}
         rules = {DEFAULT: value} if isinstance(value, str) else value
-        return tuple((str(key), DriftRule(rule)) for key, rule in rules.items())
+        return {str(key): DriftRule(rule) for key, rule in rules.items()}
 
     def cpus(self, data: Any, *keys: str) -> CpuChoice | None:
         value = self.get(data, *keys)

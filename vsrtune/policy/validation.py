@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any
 
@@ -95,7 +95,7 @@ def located(
     ]
 
 
-def line_of(lines: dict[KeyPath, int], keys: KeyPath) -> int:
+def line_of(lines: Mapping[KeyPath, int], keys: KeyPath) -> int:
     """The line of a key path, or of the nearest one above it that has a line."""
     while keys:
         if keys in lines:

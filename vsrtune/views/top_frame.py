@@ -168,7 +168,7 @@ def _observed(snapshot: Snapshot) -> CpuSet:
     found = CpuSet()
     for nic in {n.name: n for g in snapshot.guests for n in lower_nics(snapshot.host, g)}.values():
         found |= nic.rps_cpus | (nic.rx_cpus or CpuSet())
-        found |= CpuSet(c for irq in queue_irqs(nic) for c in irq.effective)
+        found |= CpuSet.union(irq.effective for irq in queue_irqs(nic))
     return found
 
 

@@ -43,20 +43,19 @@ def test_cpuset_of_a_cgroup() -> None:
     tree.file(f"{base}/{SCOPE}/libvirt/vcpu0/cpuset.cpus", "0-2,1\n")
     tree.file(f"{base}/{SCOPE}/libvirt/vcpu0/cpuset.cpus.effective", "0-2\n")
     reader = CpusetReader(tree.root())
-    assert reader.raw(f"{SCOPE}/libvirt/vcpu0") == "0-2,1"
-    assert reader.effective(f"{SCOPE}/libvirt/vcpu0") == CpuSet([0, 1, 2])
-    assert reader.raw(SCOPE) == ""
+    assert reader.read(f"{SCOPE}/libvirt/vcpu0").cpus == "0-2,1"
+    assert reader.read(f"{SCOPE}/libvirt/vcpu0").effective == CpuSet([0, 1, 2])
+    assert reader.read(SCOPE).cpus == ""
     # No controller of its own: what confines it is the nearest one above.
-    assert reader.raw("system.slice/pq1.service") is None
-    assert reader.effective("system.slice/pq1.service") == CpuSet(range(8))
-    assert reader.effective(f"{SCOPE}/other") == CpuSet([0, 1, 2, 3])
-    assert reader.effective("") == CpuSet(range(8))
-    assert reader.limit(f"{SCOPE}/libvirt/vcpu0") == CpuSet([0, 1, 2, 3])
-    assert reader.limit("machine.slice") == CpuSet(range(8))
-    assert reader.limit("") is None
+    assert reader.read("system.slice/pq1.service").cpus is None
+    assert reader.read("system.slice/pq1.service").effective == CpuSet(range(8))
+    assert reader.read(f"{SCOPE}/other").effective == CpuSet([0, 1, 2, 3])
+    assert reader.read("").effective == CpuSet(range(8))
+    assert reader.read(f"{SCOPE}/libvirt/vcpu0").limit == CpuSet([0, 1, 2, 3])
+    assert reader.read("machine.slice").limit == CpuSet(range(8))
+    assert reader.read("").limit is None
 
 
 def test_no_cpuset_controller() -> None:
     reader = CpusetReader(HostTree().root())
-    assert reader.raw("a/b") is None
-    assert reader.effective("a/b") is None
+    assert reader.read("a/b") == (None, None, None)

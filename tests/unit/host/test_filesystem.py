@@ -50,3 +50,13 @@ def test_sched_getattr_sees_reset_on_fork() -> None:
         good = found.cls is SchedClass.BATCH and found.reset_on_fork
         os._exit(0 if good else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_record_is_whole_however_long_it_is(tmp_path: Path) -> None:
+    """read_record may stop at a short read, but never before the end of the record."""
+    root, file = LiveRoot(), tmp_path / "f"
+    for size in (0, 1, 4095, 4096, 4097, 16384, 20480, 50_000):
+        file.write_text("x" * size)
+        assert root.read_record(str(file)) == root.read(str(file)) == "x" * size
+    for path in ("/proc/self/cgroup", "/proc/self/limits", "/proc/version"):
+        assert root.read_record(path) == root.read(path) == Path(path).read_text()

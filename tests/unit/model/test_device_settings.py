@@ -72,7 +72,7 @@ def test_policies_have_its_key_and_its_drift(row: Row) -> None:
     text, value = {"boolean": ("true", True), "integer": ("3", 3)}[kind]
     policy = parse(f"guest: vr1\n{section}: {{{key}: {text}}}\nprofile: none\n", "p")
     assert policy.desired(row) is not None
-    assert policy.devices == ((row.key, value),)
+    assert policy.devices == {row.key: value}
     assert row.key in SETTINGS
 
 
@@ -124,8 +124,8 @@ def test_a_change_by_others_is_drift_of_its_key(
     row: Row, snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(model, "DEVICE_SETTINGS", (*DEVICE_SETTINGS, LowerQueueLen))
-    rule = ((row.key, DriftRule.ADOPT),)
-    policy = Policy("p", "vr1", devices=((row.key, 500),), drift=rule)
+    rule = {row.key: DriftRule.ADOPT}
+    policy = Policy("p", "vr1", devices={row.key: 500}, drift=rule)
     target = target_of(row)
     changed = after(snapshot, Action(target, 0, 7, "why"))
     (found,) = drifts(changed, [(snapshot.guests[0], policy)], {target: 500}).values()
@@ -157,10 +157,10 @@ def test_a_row_of_a_lower_device_is_the_hosts(
 ) -> None:
     for module in (model, kernel):
         monkeypatch.setattr(module, "DEVICE_SETTINGS", (*DEVICE_SETTINGS, LowerQueueLen))
-    policy = Policy("p", "*", devices=((LowerQueueLen.key, 500),))
+    policy = Policy("p", "*", devices={LowerQueueLen.key: 500})
     assert asks_of_host(policy)
     assert host_keys(policy) == {LowerQueueLen.key}
-    assert not host_keys(Policy("p", "*", devices=((TxQueueLen.key, 500),)))
+    assert not host_keys(Policy("p", "*", devices={TxQueueLen.key: 500}))
     assert "/sys/class/net/p0/tx_queue_len" in kernel.settings(snapshot)
 
 

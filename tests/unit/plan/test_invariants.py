@@ -287,7 +287,7 @@ def test_released_names_what_no_policy_asks_for_any_more() -> None:
     ours = journalled(GOOD)
     applied = project(SNAPSHOT, GOOD)
     assert released(applied, [POLICY], ours) == frozenset()
-    pins_only = replace(POLICY, vcpu_sched=None, vhost_sched=None, devices=())
+    pins_only = replace(POLICY, vcpu_sched=None, vhost_sched=None, devices={})
     left = released(applied, [pins_only], ours)
     assert {t.kind for t in left} == {"thread-sched", "txqueuelen"}
     assert released(applied, [], ours) == {e.target for e in ours}

@@ -17,7 +17,7 @@ from vsrtune.model.guest import Role, ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.load import WINDOWS, merged
 from vsrtune.plan.placement.greedy import FEE, MOVES, place
-from vsrtune.plan.placement.model import Occupant, Placed, Seat
+from vsrtune.plan.placement.model import Chosen, Occupant, Seat
 
 NONE = CpuSet()
 BOUNDED = settings(
@@ -66,11 +66,11 @@ def where(
     seats: list[Seat], occupants: list[Occupant] | None = None, on: Host | None = None
 ) -> list[int]:
     placed = place(on or host(4), NONE, seats, occupants or [])
-    return [placed[s.thread].cpu for s in seats]
+    return [placed[s.thread].cpus.first() for s in seats]
 
 
-def places(found: Mapping[ThreadKey, Placed]) -> dict[ThreadKey, int]:
-    return {key: placed.cpu for key, placed in found.items()}
+def places(found: Mapping[ThreadKey, Chosen]) -> dict[ThreadKey, int]:
+    return {key: placed.cpus.first() for key, placed in found.items()}
 
 
 def rested(seats: list[Seat], now: Mapping[ThreadKey, int]) -> list[Seat]:
@@ -216,7 +216,7 @@ def test_allowed_cpus_only_and_the_order_does_not_matter(data: st.DataObject, lo
     some, beside = data.draw(seats(on, loads=loads)), data.draw(occupants(on))
     found = place(on, NONE, some, beside)
     assert set(found) == {s.thread for s in some}
-    assert all(found[s.thread].cpu in s.allowed for s in some)
+    assert all(found[s.thread].cpus <= s.allowed for s in some)
     assert all(p.why for p in found.values())
     assert place(on, NONE, some[::-1], beside[::-1]) == found
 
@@ -329,7 +329,7 @@ def test_idle_ones_leave_a_thread_that_gets_busy_when_it_stays_so() -> None:
     shorter = replace(some[0], load=(0.0, 0.9, 0.9))
     assert where([shorter, *some[1:]]) == quiet, "busy in two windows only"
     found = place(host(4), NONE, [replace(some[0], load=(0.9,) * WINDOWS), *some[1:]], [])
-    assert [key.tid for key, placed in found.items() if placed.cpu == 1] == [0]
+    assert [key.tid for key, placed in found.items() if placed.cpus == cpus("1")] == [0]
     moved = next(p for key, p in found.items() if key.tid == 3)
     assert moved.why.startswith("moved from CPU 1, which saves 0.0")
     assert float(moved.why.split()[6]) >= FEE
@@ -350,7 +350,7 @@ def test_near_the_nic_unless_it_is_crowded_there() -> None:
 
 def test_not_beside_the_interrupts_sibling() -> None:
     one = busy(1, "a", 0.5, allowed=cpus("1-5"))
-    assert place(machine(6, siblings=2), cpus("0"), [one], [])[one.thread].cpu == 2
+    assert place(machine(6, siblings=2), cpus("0"), [one], [])[one.thread].cpus == cpus("2")
 
 
 def test_a_worker_in_the_cache_of_its_vcpu() -> None:

@@ -252,7 +252,7 @@ def test_the_values_of_the_profile_are_in_the_comments() -> None:
         values = "\n".join(line.removeprefix("# ") for line in lines)
         read = parse(f"guest: vr1\nprofile: none\n{values}\n", "p")
         asked = parse("guest: vr1\n", "p")
-        assert replace(read, profile="", lines=()) == replace(asked, profile="", lines=())
+        assert replace(read, profile="", lines={}) == replace(asked, profile="", lines={})
 
 
 def test_the_shipped_policy_asks_for_what_init_writes() -> None:

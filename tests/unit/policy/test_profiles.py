@@ -51,7 +51,7 @@ OTHERS = [
 
 def asked(policy: Policy) -> Policy:
     """What a policy asks for, wherever it is written."""
-    return replace(policy, path="", profile="", lines=())
+    return replace(policy, path="", profile="", lines={})
 
 
 def outcome(made: Plan) -> tuple[object, ...]:
@@ -86,7 +86,7 @@ def test_a_written_key_replaces_the_whole_value(
 def test_sections_that_a_profile_does_not_have_are_read_beside_it() -> None:
     policy = parse(f"guest: vr1\nqueue: {{macvtap: 300}}\nplacement: auto\n{ROUTER}", "p")
     assert (policy.vcpu, policy.placement) == (AUTO, AUTO)
-    assert policy.devices == (("queue.macvtap", 300),)
+    assert policy.devices == {"queue.macvtap": 300}
 
 
 def test_the_place_of_a_key_of_the_profile() -> None:

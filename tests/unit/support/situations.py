@@ -271,12 +271,12 @@ def policies_for(draw: st.DrawFn, guest: Guest, number: int, room: Room) -> Poli
     softirq = None
     if not draw(st.integers(0, 3)):
         softirq = draw(st.sampled_from((URGENT, SHORT, OTHER)))
-    devices: list[tuple[str, int]] = []
+    devices: dict[str, int] = {}
     if draw(st.integers(0, 3)):
-        devices.append(("queue.macvtap", draw(st.sampled_from((50, 50, 200, 500)))))
+        devices["queue.macvtap"] = draw(st.sampled_from((50, 50, 200, 500)))
     taps = any(i.kind is NicKind.NAPI_MACVTAP for i in guest.interfaces)
     if taps and draw(st.booleans()):
-        devices.append(("napi.threaded", True))
+        devices["napi.threaded"] = True
     drift = draw(st.sampled_from((*[None] * 4, *DriftRule)))
     return Policy(
         path=f"{guest.name}.yaml",
@@ -292,8 +292,8 @@ def policies_for(draw: st.DrawFn, guest: Guest, number: int, room: Room) -> Poli
         softirq_sched=softirq,
         napi=AUTO if taps and draw(st.booleans()) else None,
         napi_sched=FIFO if taps and style == "auto" and draw(st.booleans()) else None,
-        devices=tuple(devices),
-        drift=() if drift is None else ((DEFAULT, drift),),
+        devices=devices,
+        drift={} if drift is None else {DEFAULT: drift},
     )
 
 

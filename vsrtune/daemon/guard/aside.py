@@ -17,12 +17,8 @@ from vsrtune.model.snapshot import Snapshot
 
 def real_time_cpus(guests: Iterable[Guest]) -> CpuSet:
     """The CPUs on which real-time threads of guests may run."""
-    return CpuSet(
-        cpu
-        for guest in guests
-        for thread in guest.threads
-        if thread.sched.cls in REALTIME
-        for cpu in thread.affinity
+    return CpuSet.union(
+        t.affinity for guest in guests for t in guest.threads if t.sched.cls in REALTIME
     )
 
 

@@ -191,7 +191,7 @@ class _Maker:
             return
         self._shielded.add(parent)
         own = {d.path for d in self._found.domains}
-        taken = CpuSet(c for d in self._found.domains for c in d.cpus)
+        taken = CpuSet.union(d.cpus for d in self._found.domains)
         spare = [c for c in self._host.online if c not in taken]
         lists = {g.path: self._after_pins(requirements, g.path, g.cpus) for g in self._host.cpusets}
         beside = [
@@ -279,9 +279,7 @@ class _Maker:
                 continue
             self._set(requirements, path, EXCLUSIVE, str(wanted), Phase.LISTS_ABOVE, why)
         loose = {d.path for d in self._found.domains if d.mode is DomainMode.LOOSE}
-        top = CpuSet(
-            c for d in self._found.domains if d.mode is DomainMode.KTHREADS for c in d.cpus
-        )
+        top = CpuSet.union(d.cpus for d in self._found.domains if d.mode is DomainMode.KTHREADS)
         for group in self._host.cpusets:
             lists = CpuSet.parse(group.cpus)
             if "/" in group.path or group.path in loose or not lists & top or group.valid:

@@ -42,10 +42,8 @@ def find(
     loose root domain gets all its CPUs. If guests are refused, call again without them, with
     CPUs selected anew."""
     search = Search(dict(chosen))
-    pins = [Member(requirements, pin) for requirements in per_guest for pin in requirements.pins]
-    members = [m for m in pins if m.thread.role is not Role.NAPI]
-    if any(m.booked for m in members):
-        _search(context, snapshot, per_guest, pins, search)
+    if any(w.booked(role) for w in per_guest for role in (Role.VCPU, Role.VHOST)):
+        _search(context, snapshot, per_guest, search)
     if search.refusals:
         return search.chosen, RootDomains(refusals=tuple(search.refusals))
     return search.chosen, _straight(search.domains)
@@ -55,9 +53,9 @@ def _search(
     context: Context,
     snapshot: Snapshot,
     per_guest: Sequence[Requirements],
-    pins: Sequence[Member],
     search: Search,
 ) -> None:
+    pins = [Member(requirements, pin) for requirements in per_guest for pin in requirements.pins]
     members = [m for m in pins if m.thread.role is not Role.NAPI]
     sets = _sets(context, members, search)
     if search.refusals or not sets:
@@ -119,7 +117,7 @@ def _sets(
         if not member.booked and not touched:
             continue
         group = [m for s in touched for m in sets.pop(s)]
-        whole = CpuSet(c for s in (*touched, cpus) for c in s)
+        whole = CpuSet.union((*touched, cpus))
         sets[whole] = [*group, member]
     for cpus, group in sets.items():
         group.sort(key=members.index)
@@ -268,7 +266,7 @@ def _merge(
         for d in search.domains
         if d.mode in (DomainMode.LOOSE, DomainMode.TIGHT) and d.slice == slice_
     ]
-    cpus = CpuSet(c for m in inside for c in search.chosen[m.thread.key].cpus)
+    cpus = CpuSet.union(search.chosen[m.thread.key].cpus for m in inside)
     merged = RootDomain(DomainMode.LOOSE, cpus, slice_, tuple(inside), next(d.why for d in old))
     search.domains = [d for d in search.domains if d not in old] + [merged]
     for member in inside:

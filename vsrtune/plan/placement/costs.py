@@ -24,8 +24,9 @@ the source of each number.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import chain
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.deadline import UNIT, limit
@@ -107,7 +108,7 @@ class _Present:
     bound: bool = True
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Company:
     """The threads of a thread's own guest, and of guests linked to it, by CPU: their shares, each
     weighed by what it costs more than a thread of others, and how many of them clash with it.
@@ -232,7 +233,8 @@ class Board:
         """``seated`` is the seat of ``one`` itself if it is on the board."""
         company = _Company({}, {}, [])
         weighed, clashes = company.weighed, company.clashes
-        for number, other in self._linked(one):
+        near = (self._members.get(guest, {}).items() for guest in self._near[one.guest])
+        for number, other in chain.from_iterable(near):
             if number == seated:
                 continue
             if self._caches and one.fed_by(other.party):
@@ -279,10 +281,6 @@ class Board:
     def alone(self, seat: int) -> bool:
         """Whether no other thread is bound to a seat's CPU."""
         return sum(present.bound for present in self._here[self.cpu_of[seat]].values()) == 1
-
-    def _linked(self, one: Party) -> Iterator[tuple[int, _Present]]:
-        for guest in self._near[one.guest]:
-            yield from self._members.get(guest, {}).items()
 
     def _refused(self, one: Party, cpu: int, own: int) -> bool:
         most = limit(self._host, CpuSet.single(cpu)) if one.booked else None

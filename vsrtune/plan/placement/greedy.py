@@ -27,7 +27,7 @@ from vsrtune.model.guest import ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.load import WINDOWS, mean
 from vsrtune.plan.placement.costs import CLASH, UNKNOWN, Board, demand
-from vsrtune.plan.placement.model import Occupant, Placed, Seat
+from vsrtune.plan.placement.model import Chosen, Occupant, Seat
 
 MOVES = 4
 FEE = 0.05
@@ -43,7 +43,7 @@ _NAMED = 3
 
 def place(
     host: Host, irq: CpuSet, seats: Sequence[Seat], occupants: Sequence[Occupant]
-) -> dict[ThreadKey, Placed]:
+) -> dict[ThreadKey, Chosen]:
     """Place every seat; ``occupants`` stay where they are, ``irq`` are interrupt CPUs."""
     if not seats:
         return {}
@@ -53,7 +53,7 @@ def place(
     placing.run()
     reasons = _Reasons(placing, fixed)
     return {
-        seat.thread: Placed(placing.board.cpu_of[n], reasons.why(n))
+        seat.thread: Chosen(CpuSet.single(placing.board.cpu_of[n]), reasons.why(n))
         for n, seat in enumerate(ordered)
     }
 

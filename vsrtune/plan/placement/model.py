@@ -58,14 +58,6 @@ class Seat:
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """Where a thread goes, and why."""
-
-    cpu: int
-    why: str
-
-
-@dataclass(frozen=True, slots=True)
 class Chosen:
     """The CPUs that a thread gets, and the reason if they were selected for it."""
 

@@ -166,13 +166,13 @@ def fifo_vcpus_apart(guests: Iterable[Guest]) -> None:
 
 def _pinned(snapshot: Snapshot, plan: Plan) -> dict[ThreadKey, CpuSet]:
     """The CPUs that threads of the data plane get from the plan, or have as desired already."""
-    roles = {t.key: t.role for g in snapshot.guests for t in g.threads}
+    handling = {t.key for g in snapshot.guests for role in DATA_PLANE for t in g.by_role(role)}
     values = [*plan.for_verify.items(), *((a.target, a.after) for a in plan.actions)]
     found: dict[ThreadKey, CpuSet] = {}
     for target, value in values:
         if isinstance(target, ThreadAffinity | VcpuPin) and target.guest != HOST_REF:
             cpus = pinned_cpus(value)
-            if cpus is not None and roles.get(target.thread) in DATA_PLANE:
+            if cpus is not None and target.thread in handling:
                 found[target.thread] = cpus
     return found
 
@@ -196,7 +196,7 @@ def _threads_off_interrupts(
 
 
 def _housekeeping(snapshot: Snapshot, pinned: Mapping[ThreadKey, CpuSet]) -> None:
-    taken = CpuSet(c for cpus in pinned.values() for c in cpus)
+    taken = CpuSet.union(pinned.values())
     if pinned and snapshot.host.online <= taken:
         raise _broken(None, f"no housekeeping CPU is left, CPUs {taken} are all pinned to")
 

@@ -76,7 +76,7 @@ def standstills(
             if vcpu.key != thread.key and _starves(vcpu, thread)
         }
         # A thread that may run on more CPUs than there are such vcpus finds one free.
-        covered = CpuSet(c for _, vcpu in beside.values() for c in vcpu.affinity)
+        covered = CpuSet.union(vcpu.affinity for _, vcpu in beside.values())
         if not beside or len(beside) < len(mask) or not mask <= covered:
             continue
         pairs = (
