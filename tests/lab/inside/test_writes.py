@@ -157,11 +157,35 @@ def test_every_kind_goes_and_comes_back(guest: LabGuest, tmp_path: Path) -> None
     same_as(before, guest)
 
 
+def test_restarts_of_libvirtd_leave_no_descriptor(tuned: set[int], libvirt_guest: LabGuest) -> None:
+    """Of the daemon, which opens files for a moment in each pass: what it never gives back raises
+    the least of many counts."""
+    daemon = labhelp.main_pid()
+
+    def least() -> int:
+        counts = []
+        for _ in range(40):
+            counts.append(len(os.listdir(f"/proc/{daemon}/fd")))
+            time.sleep(0.1)
+        return min(counts)
+
+    found = [least()]
+    for _ in range(3):
+        when = time.time()
+        labhelp.sh("systemctl", "restart", "libvirtd")
+        labhelp.libvirt_talks(libvirt_guest)
+        labhelp.wait_for(lambda when=when: labhelp.last_pass() > when, "it has looked again")
+        found.append(least())
+    assert labhelp.main_pid() == daemon
+    assert max(found[1:]) <= found[0], found
+
+
 @pytest.fixture(scope="module")
 def expendable(libvirt_guest: LabGuest) -> Iterator[LabGuest]:
     """A guest whose pins the tests may change by hand: it is started anew in the end,
     because nothing but vsrtune can make a populated cpuset empty again. Tests that come
-    between have the operator's settings to go back to instead of the defaults."""
+    between have the operator's settings to go back to instead of the defaults; none may start
+    the daemon, which takes an operator's pin to all CPUs for the one that its undo leaves."""
     pid = libvirt_guest.pid
     yield libvirt_guest
     if libvirt_guest.runs and libvirt_guest.pid == pid:
@@ -272,29 +296,6 @@ def test_a_restarted_libvirtd_is_reached_again(libvirt_guest: LabGuest, tmp_path
         labhelp.sh("systemctl", "restart", "libvirtd")
         assert undo(ops, journal).failed == ()
     same_as(before, libvirt_guest)
-
-
-def test_restarts_of_libvirtd_leave_no_descriptor(tuned: set[int], libvirt_guest: LabGuest) -> None:
-    """Of the daemon, which opens files for a moment in each pass: what it never gives back raises
-    the least of many counts."""
-    daemon = labhelp.main_pid()
-
-    def least() -> int:
-        counts = []
-        for _ in range(40):
-            counts.append(len(os.listdir(f"/proc/{daemon}/fd")))
-            time.sleep(0.1)
-        return min(counts)
-
-    found = [least()]
-    for _ in range(3):
-        when = time.time()
-        labhelp.sh("systemctl", "restart", "libvirtd")
-        labhelp.libvirt_talks(libvirt_guest)
-        labhelp.wait_for(lambda when=when: labhelp.last_pass() > when, "it has looked again")
-        found.append(least())
-    assert labhelp.main_pid() == daemon
-    assert max(found[1:]) <= found[0], found
 
 
 def test_without_libvirtd_nothing_is_tuned_and_the_error_is_transient(
