@@ -41,6 +41,12 @@ class TreeOps:
     def online(self) -> CpuSet:
         return CPUS
 
+    def unpartitioned(self, cpus: CpuSet) -> CpuSet:
+        return cpus
+
+    def whole(self, target: Target, value: Value) -> Value:
+        return value
+
     def read(self, target: Target) -> Value:
         match target:
             case CgroupDir(path=path):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from vsrtune.core.cpuset import CpuSet
+from vsrtune.model.cpuset_tree import find
 from vsrtune.model.deadline import bandwidth
 from vsrtune.model.guest import (
     DATA_PLANE,

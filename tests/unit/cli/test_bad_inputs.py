@@ -177,7 +177,7 @@ CASES = (
     Bad("show --trace -1s", 2, ("'-1s' is not a time",)),
     Bad("show --trace \u0665s", 2, ("is not a time",)),
     Bad("bench run --guest x --left a --right b --source 1 --destination 2 --rates 1e3", 2,
-        ("--rates 1e3: write whole numbers",)),
+        ("method.rates.0: '1e3' stands where a whole number is expected",)),
     Bad("shwo", 2, ("No such command 'shwo'. Did you mean show?",)),
     Bad("group stauts", 2, ("No such command 'stauts'. Did you mean status?",)),
     Bad("policy chek", 2, ("Did you mean check?",)),
