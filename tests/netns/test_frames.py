@@ -11,9 +11,9 @@ from nethelp import ip
 from test_writes import open_ring, send
 
 from vsrtune.host.filesystem import LiveRoot
-from vsrtune.model.load import DropPlace
+from vsrtune.model.load import DropPlace, HostSample
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.observe.samples import frames, take
+from vsrtune.observe.samples import take
 
 
 def snapshot_of(device: str) -> Snapshot:
@@ -28,17 +28,27 @@ def test_frames_that_came_that_found_the_ring_full_and_that_were_sent(macvtap: s
     root, snapshot = LiveRoot(), snapshot_of(macvtap)
     place = DropPlace(macvtap, "ring", "vr1")
     ring = open_ring(macvtap)
+
+    def arrived(sample: HostSample) -> int:
+        return sample.frames[macvtap].arrived
+
     try:
-        received, sent = frames(root, snapshot)
-        dropped = take(root, snapshot).drops[place]
+        before = take(root, snapshot)
         send(50, "v1", macvtap)
         # A macvtap has a virtio header of ten bytes in front of each frame.
         for _ in range(7):
             os.write(ring, bytes(10) + b"\xff" * 6 + b"\x02\0\0\0\0\x02" + b"\x88\xb5" + bytes(46))
         end = time.monotonic() + 10
-        while (now := frames(root, snapshot)[0]) - received < 50:
-            assert time.monotonic() < end, now
+        while arrived(now := take(root, snapshot)) - arrived(before) < 50:
+            assert time.monotonic() < end, now.frames
     finally:
         os.close(ring)
-    assert frames(root, snapshot) == (received + 50, sent + 7)
-    assert take(root, snapshot).drops[place] - dropped == 30
+    after = take(root, snapshot)
+    # 30 of 50 found no place, which `drops` tells where and `frames` tells of which guest's.
+    was, now = before.frames[macvtap], after.frames[macvtap]
+    assert (now.arrived - was.arrived, now.dropped - was.dropped, now.sent - was.sent) == (
+        50,
+        30,
+        7,
+    )
+    assert after.drops[place] - before.drops[place] == 30
