@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import socket
 import subprocess
+import time
 from pathlib import Path
 from typing import Self
 
@@ -16,6 +18,7 @@ from .options import Options
 from .serial_log import Complaint, complaints
 
 _PORTS = ("lab.ctl", "lab.out", "lab.err")
+_CPU = re.compile(r"CPU \d+/TCG")
 
 # udev would load them, one after another, for devices that nothing here uses.
 _UNUSED_MODULES = (
@@ -33,6 +36,28 @@ _KERNEL_ARGUMENTS = (
     " systemd.unit=multi-user.target systemd.show_status=0 systemd.log_target=journal-or-kmsg"
     f" module_blacklist={','.join(_UNUSED_MODULES.split())}"
 )
+
+
+class CpuThreads:
+    """The threads of a QEMU's emulated CPUs."""
+
+    def __init__(self, pid: int) -> None:
+        self._tasks = Path(f"/proc/{pid}/task")
+        # By name: what it has run and waited for a CPU, and since when that is so.
+        self._ran: dict[str, tuple[str, float]] = {}
+
+    def asleep(self, seconds: float) -> str:
+        """The thread that has neither run nor waited to run for so long; "" for none. Each CPU of
+        the kernel has a timer that fires every four seconds (watchdog_timer_fn): unless the CPU
+        is offline, the emulator has lost it. Call it often: it compares with what it saw."""
+        now = time.monotonic()
+        for task in self._tasks.iterdir():
+            with contextlib.suppress(OSError):
+                name = (task / "comm").read_text().strip()
+                ran = (task / "schedstat").read_text()
+                if _CPU.fullmatch(name) and self._ran.get(name, ("", 0.0))[0] != ran:
+                    self._ran[name] = ran, now
+        return next((name for name, (_, at) in self._ran.items() if now - at > seconds), "")
 
 
 class Machine:
@@ -61,6 +86,7 @@ class Machine:
         self._interactive = options.mode == "shell"
         self._process: subprocess.Popen[bytes] | None = None
         self._log = (self._run / "qemu.log").open("wb")
+        self._cpus: CpuThreads | None = None
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
@@ -111,6 +137,13 @@ class Machine:
             return []
         return complaints(self.serial.read_text(errors="replace"))
 
+    def asleep(self, seconds: float) -> str:
+        """As CpuThreads.asleep."""
+        assert self._process is not None
+        if self._cpus is None:
+            self._cpus = CpuThreads(self._process.pid)
+        return self._cpus.asleep(seconds)
+
     def serial_tail(self, lines: int) -> list[str]:
         text = ""
         for path in (self._run / "qemu.log", self.serial):
@@ -130,7 +163,7 @@ def _command(
 ) -> list[str]:
     guests = options.guests + options.plain_qemu
     command = ["setpriv", "--pdeathsig", "KILL", "--", *emulator.command]
-    command += ["-name", "vsrtune-lab", "-nodefaults", "-no-user-config"]
+    command += ["-name", "vsrtune-lab,debug-threads=on", "-nodefaults", "-no-user-config"]
     # TCG emulates AMD's SVM, so KVM inside is the real one. Five-level page tables
     # only make its software page walks longer.
     command += ["-accel", "tcg,thread=multi", "-cpu", "max,la57=off"]

@@ -29,6 +29,9 @@ _BOOT_TIMEOUT = 240
 # The agent stops the command in time; this is for a lab that no longer can.
 _GRACE = 30
 _TAIL = 150
+# Seconds after which an emulated CPU has lost its timer, if tasks hang too. Tests take CPUs offline
+# for less.
+_ASLEEP = 100.0
 # Seconds for a crashing kernel to finish its dump, on which the verdict rests.
 _DUMP = 5.0
 TIMED_OUT = 124
@@ -274,6 +277,13 @@ class _Conversation:
         lost = not self._up and Trouble.STALL in troubles
         if not self._ready and (lost or any("soft lockup" in c.line for c in complaints)):
             self._boot_failure("its CPUs are stuck")
+        asleep = self._machine.alive() and self._up and self._machine.asleep(_ASLEEP)
+        if asleep and self._ready and Trouble.STALL in troubles:
+            progress.error(
+                f"{Trouble.EMULATOR}: {asleep} has slept for {_ASLEEP:.0f} s, tasks hang"
+            )
+            self._status = EMULATOR_DIED
+            return
         late = time.monotonic() > self._deadline and self._options.mode != "shell"
         broken = troubles & {Trouble.CRASH, Trouble.EMULATOR, Trouble.EARLY}
         if self._machine.alive() and not late and not broken:

@@ -1,11 +1,16 @@
-"""What a run of labs keeps for the next one, and what it says of the difference."""
+"""What a run of labs keeps for the next one, and what it says of the difference; and by what an
+emulator is known that has lost the timer of a CPU."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import labreport
 import pytest
+from labtool.machine import CpuThreads
 
 SLOW, SKIPPED = (
     "test_tune.py::test_without_a_policy_nothing_is_touched",
@@ -58,3 +63,26 @@ def test_a_promise_that_is_kept_in_one_lab_is_not_skipped(
     unit = "tests/unit/daemon/test_daemon.py::test_what_was_put_back_is_not_what_stop_restores"
     elsewhere = {f"{unit}[a]": True, f"{unit}[b]": True}
     assert labreport.write_summary(tmp_path, "", elsewhere)["skipped"] == [unit]
+
+
+def test_an_emulated_cpu_that_never_runs_any_more_is_named() -> None:
+    code = (
+        "import ctypes, threading, time\n"
+        "def run(number, wait):\n"
+        "    ctypes.CDLL(None).prctl(15, b'CPU %d/TCG' % number)\n"
+        "    while True: time.sleep(wait)\n"
+        "for number, wait in enumerate((0.05, 1000)):\n"
+        "    threading.Thread(target=run, args=(number, wait), daemon=True).start()\n"
+        "time.sleep(1)\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(1000)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as one:
+        assert one.stdout is not None
+        assert one.stdout.readline() == "ready\n"
+        threads, end = CpuThreads(one.pid), time.monotonic() + 60
+        assert threads.asleep(2) == ""
+        while not (found := threads.asleep(2)) and time.monotonic() < end:
+            time.sleep(0.1)
+        one.kill()
+    assert found == "CPU 1/TCG"
