@@ -17,7 +17,9 @@ from vsrtune.attach.plan.model import GuestNics
 from vsrtune.core.errors import VanishedError, WriteError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.host import netlink
+from vsrtune.host.filesystem import LiveRoot
 from vsrtune.host.libvirt import Connection, library, vanished
+from vsrtune.host.procfs import parse_cgroup
 from vsrtune.model.domain_xml import DomainNic, nics
 
 # A guest acknowledges an unplug within a second; a guest that boots may take longer.
@@ -125,8 +127,11 @@ class LiveDomains:
         except RefusedError as error:
             orphans = self.drop_orphans(uuid)
             known = {nic.device for guest in self.guests() for nic in guest.live or ()}
+            with self._domain(uuid, where, runs=True) as domain:
+                # A name that systemd gives, and no process itself.
+                scope = f"machine.slice/machine-qemu\\x2d{domain.ID()}\\x2d"
             try:
-                macvtaps = drop_macvtaps(mac, known)
+                macvtaps = drop_macvtaps(mac, known, scope)
             except OSError as failed:
                 raise error from failed
             if not orphans and not macvtaps:
@@ -239,29 +244,35 @@ class LiveDomains:
             raise RefusedError(f"libvirt refused: {text}", where=where, hint=hint) from error
 
 
-def drop_macvtaps(mac: str, known: Collection[str]) -> bool:
+def drop_macvtaps(mac: str, known: Collection[str], scope: str) -> bool:
     """Remove the macvtaps of that MAC that are none of ``known`` (device names) and that no
-    process holds open. Returns whether there were any. A lower device takes no second macvtap of
-    the same MAC. Raises OSError."""
+    process outside the cgroups which begin with ``scope`` holds open: there QEMU may have got a
+    descriptor from a libvirtd that died before it made a back end of it, which nothing lists.
+    Returns whether there were any. A lower device takes no second macvtap of the same MAC. Raises
+    OSError."""
     left_over = [
         link.index
         for link in netlink.links()
         if link.kind == "macvtap"
         and link.mac == mac
         and link.name not in known
-        and not _held(f"/dev/tap{link.index}")
+        and not _held(f"/dev/tap{link.index}", scope)
     ]
     for index in left_over:
         netlink.request("del", index=index)
     return bool(left_over)
 
 
-def _held(path: str) -> bool:
-    """Whether any process has that file open."""
+def _held(path: str, scope: str) -> bool:
+    """Whether any process has that file open, but those in cgroups that begin with ``scope``."""
+    root = LiveRoot()
     for descriptor in glob.iglob("/proc/[0-9]*/fd/*"):
         try:
             if os.readlink(descriptor) == path:
-                return True
+                process = descriptor.split("/")[2]
+                cgroup = parse_cgroup(root.read_record(f"/proc/{process}/cgroup"))
+                if cgroup is None or not cgroup.startswith(scope):
+                    return True
         except OSError:
             continue  # it is gone by now
     return False

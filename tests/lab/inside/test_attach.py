@@ -274,30 +274,35 @@ def test_libvirtd_dies_in_between(guest: LabGuest, to: str, when: str) -> None:
         forwards(guest)
 
 
-# What a libvirtd leaves that dies between netdev_add and device_add: a macvtap, up, that
-# QEMU holds open and that no domain names. Lower device, MAC and guest are its words.
-FORGET = """
+# What a libvirtd leaves that dies before netdev_add, or between that and device_add: a macvtap, up,
+# that QEMU holds open and that no domain names. Lower device, MAC and guest are its words.
+GIVE = """
 ip link add link "$1" name lost0 address "$2" type macvtap mode bridge
 ip link set lost0 up
 tap=/dev/tap$(cat /sys/class/net/lost0/ifindex)
 udevadm settle
 exec 9<>"$tap"
 virsh qemu-monitor-command "$3" --pass-fds 9 '{"execute":"getfd","arguments":{"fdname":"lost"}}'
+"""
+ADD = """
 virsh qemu-monitor-command "$3" \
     '{"execute":"netdev_add","arguments":{"type":"tap","id":"hostnet7","fd":"lost"}}'
 """
 
 
+@pytest.mark.parametrize("commands", [GIVE, GIVE + ADD], ids=["descriptor", "back end"])
 @labhelp.one_release("what libvirt forgets", "trixie")
-def test_what_a_dead_libvirtd_forgot_is_cleared_away(guest: LabGuest, tmp_path: Path) -> None:
+def test_what_a_dead_libvirtd_forgot_is_cleared_away(
+    guest: LabGuest, tmp_path: Path, commands: str
+) -> None:
     before = picture(guest)
     attach(FORTH, guest)
     script, log = tmp_path / "forget", tmp_path / "log"
-    script.write_text(FORGET)
+    script.write_text(commands)
     words = f"p0 {guest.macs[0]} {guest.name}"
     # Right before the first plug.
     attach(BACK, guest, fault=f"command:5:sh -ex {script} {words} > {log} 2>&1")
-    assert log.read_text().count('"return":{}') == 2, log.read_text()
+    assert log.read_text().count('"return":{}') == commands.count("virsh"), log.read_text()
     assert not (NET / "lost0").exists()
     assert picture(guest) == before
     forwards(guest)
