@@ -90,19 +90,27 @@ def xml_element(text: str) -> ET.Element:
     if len(text) > MAX_SIZE:
         raise ValueError(f"larger than {MAX_SIZE >> 20} MiB")
     try:
-        root = ET.fromstring(text, ET.XMLParser(target=_Tree()))
+        return ET.fromstring(text, ET.XMLParser(target=_Tree()))
     except (ET.ParseError, UnicodeEncodeError) as error:
         raise ValueError(str(error)) from None
-    level, depth = [root], 0
-    while level := [child for element in level for child in element]:
-        depth += 1
-        if depth >= MAX_XML_DEPTH:
-            raise ValueError(f"nested deeper than {MAX_XML_DEPTH} levels")
-    return root
 
 
 class _Tree(ET.TreeBuilder):
-    """Refuses document types."""
+    """Refuses document types and nesting that no domain XML has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._depth = 0
 
     def doctype(self, *_: Any) -> NoReturn:
         raise ValueError("a document type is not accepted")
+
+    def start(self, tag: str, attrs: dict[str, str], /) -> ET.Element:
+        self._depth += 1
+        if self._depth > MAX_XML_DEPTH:
+            raise ValueError(f"nested deeper than {MAX_XML_DEPTH} levels")
+        return super().start(tag, attrs)
+
+    def end(self, tag: str, /) -> ET.Element:
+        self._depth -= 1
+        return super().end(tag)
