@@ -19,7 +19,7 @@ Nothing is judged (Refused)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -166,19 +166,24 @@ def spreads(data: Data, ours: Place, theirs: Place) -> Both:
     return _both([v + 1e-6 for v in away[0]], [v + 1e-6 for v in away[1]])
 
 
+def bed_rounds(
+    run: BedRun, load: str, columns: Mapping[str, Sequence[float]]
+) -> list[tuple[float, ...]]:
+    """As ``rounds``, of namespace routers: what ``columns`` say of each configuration, by round.
+    Raises Refused."""
+    quiet(run.head.get("calibration", ()))
+    rate = run.rate(load)
+    sent = zip(*(run.values(name, load, given) for name in columns), strict=True)
+    every = list(zip(sent, zip(*columns.values(), strict=True), strict=True))
+    # Probes alone are no load.
+    left = kept(every, lambda one: not rate or all(near(s, rate) for s in one[0]), columns)
+    return [values for _, values in left]
+
+
 def bed_ratios(run: BedRun, ours: str, theirs: str, load: str, value: Value) -> Both:
     """Any ``value`` of namespace routers, ours over theirs. Raises Refused."""
-    quiet(run.head.get("calibration", ()))
-    names = (ours, theirs)
-    rate = run.rate(load)
-    columns = [run.values(n, load, v) for v in (given, value) for n in names]
-    left = kept(
-        list(zip(*columns, strict=True)),
-        # Probes alone are no load.
-        lambda one: not rate or all(near(sent, rate) for sent in one[:2]),
-        names,
-    )
-    return _both([one[2] for one in left], [one[3] for one in left])
+    left = bed_rounds(run, load, {name: run.values(name, load, value) for name in (ours, theirs)})
+    return _both([a for a, _ in left], [b for _, b in left])
 
 
 # -- rules

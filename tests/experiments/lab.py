@@ -35,10 +35,11 @@ def missing(figures: Iterable[Figure], raw: Path) -> list[tuple[str, Run]]:
 def make(figures: Sequence[Figure], raw: Path, budget: int) -> bool:
     """Make what is missing, lab by lab, ``budget`` seconds of runs in each boot at most.
     False when a run failed or a lab could not be had."""
-    rules()
+    # Once: what is edited meanwhile must not cost a boot its results.
+    commit = rules()
     good = True
     for boot in dict.fromkeys(run.boot for _, run in missing(figures, raw)):
-        good &= _boot_until_done(boot, figures, raw, budget)
+        good &= _boot_until_done(boot, figures, raw, budget, commit)
     return good
 
 
@@ -56,12 +57,14 @@ def _output(words: Sequence[str]) -> str:
     return subprocess.run(words, check=True, capture_output=True, text=True).stdout.strip()
 
 
-def _boot_until_done(boot: Boot, figures: Sequence[Figure], raw: Path, budget: int) -> bool:
+def _boot_until_done(
+    boot: Boot, figures: Sequence[Figure], raw: Path, budget: int, commit: str
+) -> bool:
     for _ in range(_ATTEMPTS):
         left = [(key, run) for key, run in missing(figures, raw) if run.boot == boot]
         if not left:
             return True
-        status = _boot(boot, left, raw, budget)
+        status = _boot(boot, left, raw, budget, commit)
         still = [key for key, run in missing(figures, raw) if run.boot == boot]
         if len(still) == len(left) or status == 1:
             # Nothing came of a whole boot, or a run failed: again would be the same.
@@ -71,7 +74,7 @@ def _boot_until_done(boot: Boot, figures: Sequence[Figure], raw: Path, budget: i
     return False
 
 
-def _boot(boot: Boot, runs: Sequence[tuple[str, Run]], raw: Path, budget: int) -> int:
+def _boot(boot: Boot, runs: Sequence[tuple[str, Run]], raw: Path, budget: int, commit: str) -> int:
     # A run that alone is longer than the budget still gets its boot.
     enough = max(budget, round(runs[0][1].expected_seconds) + 60)
     with tempfile.TemporaryDirectory(prefix="vsrtune-results-") as name:
@@ -87,7 +90,7 @@ def _boot(boot: Boot, runs: Sequence[tuple[str, Run]], raw: Path, budget: int) -
         command += ["python3", "/mnt/tests/experiments/inlab.py"]
         status = subprocess.run(command, check=False).returncode
         for key, _ in runs:
-            _keep(share / "raw" / f"{key}.json", raw / f"{key}.json", rules())
+            _keep(share / "raw" / f"{key}.json", raw / f"{key}.json", commit)
             for text in (share / "raw" / key).parent.glob(f"{Path(key).name}.*.txt"):
                 shutil.copy(text, raw / Path(key).parent)
         logs = share / "log"

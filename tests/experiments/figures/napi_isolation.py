@@ -9,7 +9,7 @@ from typing import Any
 
 from experiments.beddata import BedRun, lost_at, passed, through
 from experiments.data import Data
-from experiments.judge import Judge, above, bed_ratios, interval
+from experiments.judge import Judge, above, bed_ratios, bed_rounds, interval
 from experiments.plan import BARE, Boot, Claim, Figure, Run, Verdict
 from experiments.text import percent, ranged, table
 from vsrtune.bench.report import plots
@@ -37,9 +37,8 @@ def _keeps(run: str, name: str) -> Judge:
     def judge(data: Data) -> Verdict:
         found = data.bed(run)
         load = found.loads[-1]
-        # Only to refuse what was not sent.
-        bed_ratios(found, name, name, load, passed("b"))
-        share = found.kept(name, load, "alone", "b")
+        left = bed_rounds(found, load, {name: found.kept(name, load, "alone", "b")})
+        share = [one for (one,) in left]
         text = f"with {name} it keeps {percent(share)} % at {load}, {len(share)} rounds"
         return Verdict(interval(share, _KEEPS), text)
 
