@@ -19,8 +19,8 @@ from vsrtune.core.exit_codes import ExitCode
 from vsrtune.host import netlink
 from vsrtune.host.filesystem import LiveRoot
 from vsrtune.host.libvirt import Connection, library, vanished
-from vsrtune.host.procfs import parse_cgroup
 from vsrtune.model.domain_xml import DomainNic, nics
+from vsrtune.observe.trust import Judge
 
 # A guest acknowledges an unplug within a second; a guest that boots may take longer.
 RELEASE_SECONDS = 30.0
@@ -128,10 +128,9 @@ class LiveDomains:
             orphans = self.drop_orphans(uuid)
             known = {nic.device for guest in self.guests() for nic in guest.live or ()}
             with self._domain(uuid, where, runs=True) as domain:
-                # A name that systemd gives, and no process itself.
-                scope = f"machine.slice/machine-qemu\\x2d{domain.ID()}\\x2d"
+                number = domain.ID()
             try:
-                macvtaps = drop_macvtaps(mac, known, scope)
+                macvtaps = drop_macvtaps(mac, known, number)
             except OSError as failed:
                 raise error from failed
             if not orphans and not macvtaps:
@@ -244,9 +243,9 @@ class LiveDomains:
             raise RefusedError(f"libvirt refused: {text}", where=where, hint=hint) from error
 
 
-def drop_macvtaps(mac: str, known: Collection[str], scope: str) -> bool:
+def drop_macvtaps(mac: str, known: Collection[str], number: int) -> bool:
     """Remove the macvtaps of that MAC that are none of ``known`` (device names) and that no
-    process outside the cgroups which begin with ``scope`` holds open: there QEMU may have got a
+    process outside the scope of the domain with this id holds open: its QEMU may have got a
     descriptor from a libvirtd that died before it made a back end of it, which nothing lists.
     Returns whether there were any. A lower device takes no second macvtap of the same MAC. Raises
     OSError."""
@@ -256,23 +255,21 @@ def drop_macvtaps(mac: str, known: Collection[str], scope: str) -> bool:
         if link.kind == "macvtap"
         and link.mac == mac
         and link.name not in known
-        and not _held(f"/dev/tap{link.index}", scope)
+        and not _held(f"/dev/tap{link.index}", number)
     ]
     for index in left_over:
         netlink.request("del", index=index)
     return bool(left_over)
 
 
-def _held(path: str, scope: str) -> bool:
-    """Whether any process has that file open, but those in cgroups that begin with ``scope``."""
-    root = LiveRoot()
+def _held(path: str, number: int) -> bool:
+    """Whether any process has that file open, but those in the scope of the domain with this id."""
+    judge = Judge(LiveRoot())
     for descriptor in glob.iglob("/proc/[0-9]*/fd/*"):
         try:
-            if os.readlink(descriptor) == path:
-                process = descriptor.split("/")[2]
-                cgroup = parse_cgroup(root.read_record(f"/proc/{process}/cgroup"))
-                if cgroup is None or not cgroup.startswith(scope):
-                    return True
+            held = os.readlink(descriptor) == path
         except OSError:
             continue  # it is gone by now
+        if held and not judge.in_scope(int(descriptor.split("/")[2]), number):
+            return True
     return False
