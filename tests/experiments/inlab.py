@@ -34,7 +34,7 @@ NATIVE_PEER = "10.20.250.2"
 COVERED = 1 << 20
 # An emulated guest takes a millisecond or more for a route; it tells after so many.
 CHUNK = 1024
-ROUTES_SECONDS = 200
+FILL_SECONDS = 200
 # Seconds on each CPU, of hashing this.
 CALIBRATION = 1.0
 BLOCK = bytes(4096)
@@ -77,10 +77,19 @@ def prefixes(count: int, peer: str) -> list[str]:
     return lines
 
 
-def routes_archive(index: int, count: int) -> Path:
-    """An initramfs for router ``index`` that also fills its routing table: the lab's own
-    with iproute2 behind it, since busybox would need a process for every route."""
-    top = SPECS / f"routes{index}"
+def rule_lines(count: int) -> list[str]:
+    """Input of `ip -batch`: so many routing rules that no frame of ours matches, each of which
+    every frame is compared with."""
+    return [
+        f"rule add from 100.64.{number >> 8}.{number & 255} lookup main\n"
+        for number in range(count)
+    ]
+
+
+def filled_archive(index: int, wanted: dict[str, Any]) -> Path:
+    """An initramfs for router ``index`` that also gives it routes and rules: the lab's own
+    with iproute2 behind it, since busybox would need a process for each of them."""
+    top = SPECS / f"filled{index}"
     ip = Path("/usr/sbin/ip") if Path("/usr/sbin/ip").exists() else Path("/sbin/ip")
     libraries = [
         word
@@ -96,11 +105,11 @@ def routes_archive(index: int, count: int) -> Path:
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(Path(source).read_bytes())
         target.chmod(0o755)
-    lines = prefixes(count, f"10.20.{index}.2")
-    for start in range(0, count, CHUNK):
-        name = f"routes{start + len(lines[start : start + CHUNK]):07}.batch"
+    lines = prefixes(wanted["routes"] or 0, f"10.20.{index}.2") + rule_lines(wanted["rules"])
+    for start in range(0, len(lines), CHUNK):
+        name = f"lines{start + len(lines[start : start + CHUNK]):07}.batch"
         (top / name).write_text("".join(lines[start : start + CHUNK]))
-    script = top / "routes-init"
+    script = top / "fill-init"
     script.write_text(
         "#!/bin/busybox sh\n"
         "export PATH=/bin\n"
@@ -109,15 +118,15 @@ def routes_archive(index: int, count: int) -> Path:
         "(\n"
         "\texec >/dev/console 2>&1\n"
         "\tuntil [ -e /proc/net/route ] && ip route | busybox grep -q '^10.128'; do sleep 1; done\n"
-        "\tfor batch in /routes*.batch; do\n"
+        "\tfor batch in /lines*.batch; do\n"
         '\t\t/iproute/ip -batch "$batch" && echo "router: added $batch"\n'
         "\tdone\n"
-        "\techo 'router: routes are there'\n"
+        "\techo 'router: tables are filled'\n"
         ") &\n"
         "exec /init\n"
     )
     script.chmod(0o755)
-    archive = SPECS / f"routes{index}.cpio"
+    archive = SPECS / f"filled{index}.cpio"
     names = "".join(f"{path.relative_to(top)}\n" for path in sorted(top.rglob("*")))
     packed = subprocess.run(
         ["busybox", "cpio", "-o", "-H", "newc"], cwd=top, input=names.encode(),
@@ -140,7 +149,8 @@ def alike(own: list[str], theirs: list[str]) -> list[str]:
 
 def prepare_guest(index: int, name: str, wanted: dict[str, Any]) -> None:
     """Define the lab's router anew as the matrix wants it, and wait until it forwards."""
-    if wanted == {"vcpus": 1, "queues": 1, "routes": None, "like": None, "busy": 0}:
+    usual = {"vcpus": 1, "queues": 1, "routes": None, "rules": 0, "like": None, "busy": 0}
+    if wanted == usual:
         return
     say(f"{name}: {wanted}")
     domain = ET.fromstring(command("virsh", "dumpxml", "--inactive", name))
@@ -148,12 +158,13 @@ def prepare_guest(index: int, name: str, wanted: dict[str, Any]) -> None:
     assert system is not None
     words = system.findtext("cmdline", "").split()
     words[words.index("busy=0")] = f"busy={wanted['busy']}"
-    if wanted["routes"] is not None:
+    filled = bool(wanted["routes"] or wanted["rules"])
+    if filled or wanted["routes"] is not None:
         right = next(i for i, word in enumerate(words) if f"10.20.{index}.1/24" in word)
         words[right] += f",{PREFIX}"
-        if wanted["routes"]:
-            words.append("rdinit=/routes-init")
-            archive = routes_archive(index, wanted["routes"])
+        if filled:
+            words.append("rdinit=/fill-init")
+            archive = filled_archive(index, wanted)
             element = system.find("initrd")
             assert element is not None
             element.text = str(archive)
@@ -175,20 +186,20 @@ def prepare_guest(index: int, name: str, wanted: dict[str, Any]) -> None:
     command("virsh", "-q", "destroy", name)
     command("virsh", "-q", "define", str(path))
     command("lab-guest", "start", name)
-    if wanted["routes"]:
-        wait_for_routes(index, name)
+    if filled:
+        wait_until_filled(index, name)
 
 
-def wait_for_routes(index: int, name: str) -> None:
+def wait_until_filled(index: int, name: str) -> None:
     log = Path(f"/var/log/libvirt/qemu/router{index}.log")
     began = time.monotonic()
-    while "routes are there" not in (text := log.read_text(errors="replace")):
-        if time.monotonic() - began > ROUTES_SECONDS:
+    while "tables are filled" not in (text := log.read_text(errors="replace")):
+        if time.monotonic() - began > FILL_SECONDS:
             last = "\n".join(text.splitlines()[-5:])
-            what = f"has not filled its routing table within {ROUTES_SECONDS} s"
+            what = f"has not filled its tables within {FILL_SECONDS} s"
             raise RuntimeError(f"{name} {what}:\n{last}")
         time.sleep(1)
-    say(f"{name}: routing table filled after {time.monotonic() - began:.0f} s")
+    say(f"{name}: tables filled after {time.monotonic() - began:.0f} s")
 
 
 # -- runs ---------------------------------------------------------------------------------

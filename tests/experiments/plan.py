@@ -30,11 +30,13 @@ class Guest:
     routing table as it is, else how many prefixes (a power of two) below 10.128.0.0/9 it
     is given beside that one, which all lead to the sink. ``like`` is the number of a router
     whose addresses it has too, on interfaces with that one's MACs and on its own: it may be
-    in a group with it. ``busy`` is how many processes spin in it."""
+    in a group with it. ``busy`` is how many processes spin in it. ``rules`` is how many routing
+    rules every frame is compared with: a slow router, whose overload a slow machine can send."""
 
     vcpus: int = 1
     queues: int = 1
     routes: int | None = None
+    rules: int = 0
     like: int | None = None
     busy: int = 0
 
