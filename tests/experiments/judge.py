@@ -150,10 +150,12 @@ def _both(ours: Sequence[float], theirs: Sequence[float]) -> Both:
     return paired_ratio(ours, theirs), paired_ratio(ours, theirs, _NARROW)
 
 
-def ratios(data: Data, ours: Place, theirs: Place) -> Both:
-    """Forwarded by ours over theirs, paired by round. Raises as ``rounds``."""
+def ratios(
+    data: Data, ours: Place, theirs: Place, value: Callable[[Trial], float] = lambda t: t.pps
+) -> Both:
+    """Forwarded, or any ``value``, of ours over theirs, paired by round. Raises as ``rounds``."""
     pairs = rounds(data, ours, theirs)
-    return _both([a.pps for a, _ in pairs], [b.pps for _, b in pairs])
+    return _both([value(a) for a, _ in pairs], [value(b) for _, b in pairs])
 
 
 def spreads(data: Data, ours: Place, theirs: Place) -> Both:
@@ -239,13 +241,14 @@ def compared(
     rule: Rule,
     pairs: Iterable[tuple[Place, Place]],
     head: str = "{ours} / {theirs} at {load}: {ratio}",
+    value: Callable[[Trial], float] = lambda t: t.pps,
 ) -> Judge:
     """By a rule that all pairs have to meet; one that does the opposite is enough for "differs"."""
 
     def judge(data: Data) -> Verdict:
         answers, texts = [], []
         for ours, theirs in pairs:
-            both = ratios(data, ours, theirs)
+            both = ratios(data, ours, theirs, value)
             answers.append(rule(both))
             load = top(data, ours.run) if ours.load is None else ours.load
             words = {"ours": ours, "theirs": theirs, "load": offered(load), "size": ours.size}

@@ -92,6 +92,7 @@ _PAGES = (
     _Page(
         "no-harm", "Does the shipped policy ever cost a router anything?", _REACHED, ("no-harm",)
     ),
+    _Page("module-guest", "A router guest on the kernel module", _REACHED, ("module-guest",)),
     _Page(
         "napi-macvlan", "NAPI-macvlan, macvlan and plain IP forwarding", _AGREES, ("napi-",),
         _NAPI_HEAD,

@@ -20,6 +20,7 @@ from . import (
     fig21,
     isolation,
     levers,
+    module_guest,
     napi_forward,
     napi_isolation,
     native,
@@ -54,6 +55,7 @@ FIGURES: tuple[Figure, ...] = (
     fig07.FIGURE,
     fig08.FIGURE,
     fig10.FIGURE,
+    module_guest.FIGURE,
     *napi_forward.FIGURES,
     *napi_isolation.FIGURES,
 )

@@ -27,6 +27,7 @@ NET = Path("/sys/class/net")
 UNTUNED = Configuration("untuned")
 BRIDGE = Configuration("bridge", attachment=BenchAttachment.BRIDGE)
 EMULATED = Configuration("emulated", vhost=False)
+MODULE = Configuration("module", attachment=BenchAttachment.NAPI_MACVTAP)
 OVS = Configuration("openvswitch", attachment=BenchAttachment.OPENVSWITCH)
 
 
@@ -136,6 +137,32 @@ def test_openvswitch(
     configurator.apply(UNTUNED)
     assert bridges() == []
     assert labhelp.sh("ovs-vsctl", "show").stdout.count("Port") == 0
+
+
+def kinds(name: str) -> set[str]:
+    """What `ip` calls the devices of its interfaces."""
+    shown = "".join(labhelp.sh("ip", "-d", "link", "show", d).stdout for d in devices(name))
+    return set(re.findall(r"^\s+((?:napi_)?macvtap)\b", shown, re.MULTILINE))
+
+
+def test_devices_of_the_module(
+    alone: None, configurator: Configurator, routers: list[LabGuest]
+) -> None:
+    configurator.check([MODULE, BRIDGE])
+    configurator.apply(MODULE)
+    for guest in routers:
+        assert kinds(guest.name) == {"napi_macvtap"}
+        assert len(guest.workers()) >= 2
+        assert forwarded(guest) > 900
+    configurator.apply(BRIDGE)
+    assert len(bridges()) == 2
+    configurator.apply(replace(MODULE, name="two", queues=2))
+    for guest in routers:
+        assert kinds(guest.name) == {"napi_macvtap"}
+        assert len(guest.workers()) == 4
+        assert forwarded(guest) > 900
+    configurator.apply(UNTUNED)
+    assert [kinds(guest.name) for guest in routers] == [{"macvtap"}] * len(routers)
 
 
 def test_queues_and_emulated_back_end(configurator: Configurator, routers: list[LabGuest]) -> None:

@@ -51,6 +51,7 @@ AS_IS = Configuration("as is")
 BRIDGE = Configuration("bridge", attachment=BenchAttachment.BRIDGE)
 OVS = Configuration("openvswitch", attachment=BenchAttachment.OPENVSWITCH)
 MACVTAP = Configuration("macvtap", attachment=BenchAttachment.MACVTAP)
+MODULE = Configuration("module", attachment=BenchAttachment.NAPI_MACVTAP)
 
 
 def rewrite(text: str, wanted: Configuration, bridge: str = "") -> ET.Element:
@@ -160,7 +161,15 @@ WAYS = {
     "a bridge": (BRIDGE,),
     "a bridge, and another driver on it": (BRIDGE, replace(BRIDGE, name="two", queues=4)),
     "a bridge, then a macvtap": (BRIDGE, EMULATED_BACK_END),
+    "the module": (MODULE,),
+    "a bridge, then the module": (BRIDGE, MODULE),
+    "the module, another driver on it, then a bridge": (
+        MODULE,
+        replace(MODULE, name="two", queues=4),
+        BRIDGE,
+    ),
 }
+KINDS = {BenchAttachment.BRIDGE: "bridge", BenchAttachment.NAPI_MACVTAP: "ethernet"}
 
 
 class Bench:
@@ -226,7 +235,7 @@ def test_there_and_back(bench: Callable[[str], Bench], way: str) -> None:
             found = [nic(text) for text in made.guest.live or ()]
             assert [n.mac for n in found] == list(MACS)
             bridged = configuration.attachment is BenchAttachment.BRIDGE
-            assert {n.kind for n in found} == {"bridge" if bridged else "direct"}
+            assert {n.kind for n in found} == {KINDS.get(configuration.attachment, "direct")}
             assert made.host.bridged == ({"p0", "p1"} if bridged else set())
         assert [entry.kind for entry in ledger.pending()] == ["attachment"]
         changes = made.host.changes

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Moves the routers' interfaces between macvtap, bridge and Open vSwitch, and back.
+"""Moves the routers' interfaces between macvtap, napi_macvtap, bridge and Open vSwitch, and back.
 
 The interfaces are unplugged from the running guests and plugged in again: same MAC, same
 PCI address, another back end. All routers on a lower device move together, because a
-device that carries a macvtap cannot be a bridge's port.
+device that carries a macvtap cannot be a bridge's port. From macvtap to devices of the kernel
+module and back, the switch is the one that ``vsrtune attach`` plans.
 
 Each move is a switch of vsrtune.attach, which takes its own steps back when it does not
 complete. The bench's ledger has an entry from before the first move: it holds the original
@@ -18,7 +19,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from vsrtune.attach.plan.model import AttachHostState, Switch
+from vsrtune.attach.plan.model import AttachHostState, Switch, SwitchRequest
+from vsrtune.attach.plan.planner import plan
 from vsrtune.attach.plan.steps import Card, Plug, Step
 from vsrtune.attach.transaction import Switcher
 from vsrtune.bench.setup import bridges
@@ -26,7 +28,7 @@ from vsrtune.bench.setup.switches import carry_out, opened
 from vsrtune.bench.spec.model import BenchAttachment, Configuration, Router
 from vsrtune.core.codec import decode, encode
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.model.domain_xml import DomainNic, nic, parse, without_back_end
+from vsrtune.model.domain_xml import DomainNic, differences, nic, parse, without_back_end
 from vsrtune.model.guest import Attachment
 
 _UNTOUCHED = Configuration("as it was")
@@ -126,31 +128,46 @@ class Attachments:
             reason = switchable(nic(card.xml), wanted)
             if reason:
                 raise VsrtuneError(reason, where=card.where)
+        if wanted.attachment is BenchAttachment.NAPI_MACVTAP:
+            with opened(self._uri) as (_, host):
+                for lower in _lowers(self._originals()):
+                    _planned(self._originals(), lower, Attachment.NAPI_MACVLAN, host)
         if wanted.attachment not in bridges.PREFIXES:
             return
         own = {nic(card.xml).device for card in self._originals()}
         with opened(self._uri) as (_, host):
-            conflicts = [bridges.obstacle(lower, own, host) for lower in self._lowers()]
+            lowers = _lowers(self._originals())
+            conflicts = [bridges.obstacle(lower, own, host) for lower in lowers]
         if wanted.attachment is BenchAttachment.OPENVSWITCH:
             conflicts.insert(0, bridges.ovs_obstacle())
         for what, hint in filter(None, conflicts):
             raise VsrtuneError(what, where=f"attachment {wanted.attachment}", hint=hint)
 
-    def state(self, wanted: Configuration) -> tuple[Card, ...] | None:
+    def state(self, wanted: Configuration) -> tuple[bool, tuple[Card, ...]] | None:
         if not asks(wanted):
             return None
-        cards = self._rewritten(wanted)
-        return None if cards == self._rewritten(_UNTOUCHED) else cards
+        state = (wanted.attachment is BenchAttachment.NAPI_MACVTAP, self._rewritten(wanted))
+        return None if state == (False, self._rewritten(_UNTOUCHED)) else state
 
     def record(self) -> dict[str, Any]:
         cards: list[Any] = [encode(card) for card in self._originals()]
         return {"uri": self._uri, "cards": cards, "bridges": self._bridges()}
 
     def switch(self, wanted: Configuration) -> None:
-        cards = self._rewritten(wanted)
-        lowers = self._lowers() if wanted.attachment in bridges.PREFIXES else []
+        originals, cards = self._originals(), self._rewritten(wanted)
+        bridged = wanted.attachment in bridges.PREFIXES
+        _to_kind(self._uri, originals, Attachment.MACVTAP)
         with opened(self._uri) as (switcher, host):
-            _move(switcher, host, cards, self._bridges(), wanted.attachment, lowers)
+            _move(
+                switcher,
+                host,
+                cards,
+                self._bridges(),
+                wanted.attachment,
+                _lowers(originals) if bridged else [],
+            )
+        if wanted.attachment is BenchAttachment.NAPI_MACVTAP:
+            _to_kind(self._uri, originals, Attachment.NAPI_MACVLAN)
 
     def _originals(self) -> tuple[Card, ...]:
         """The interfaces as they were at the first call, before anything moved."""
@@ -168,14 +185,12 @@ class Attachments:
             found.append(replace(card, xml=rewritten(old, wanted, bridge), queue=None))
         return tuple(found)
 
-    def _lowers(self) -> list[str]:
-        found = (nic(card.xml) for card in self._originals())
-        return sorted({n.lower for n in found if n.kind == "direct"})
-
     def _bridges(self) -> list[str]:
         """All bridges that this may ever make."""
         return [
-            bridges.name_for(kind, lower) for lower in self._lowers() for kind in bridges.PREFIXES
+            bridges.name_for(kind, lower)
+            for lower in _lowers(self._originals())
+            for kind in bridges.PREFIXES
         ]
 
 
@@ -184,10 +199,49 @@ def put_back(data: Mapping[str, Any]) -> None:
     not run any more need nothing: their definition was never changed. Raises VsrtuneError when
     something is not as it was in the end."""
     cards = [decode(Card, card) for card in data["cards"]]
+    _to_kind(data["uri"], cards, Attachment.MACVTAP)
     with opened(data["uri"]) as (switcher, host):
         running = {guest.uuid for guest in host.guests if guest.live is not None}
         there = tuple(card for card in cards if card.uuid in running)
         _move(switcher, host, there, data["bridges"])
+        # A device of the module may be left that could not be removed before.
+        if failed := switcher.sweep().failed:
+            raise failed[0]
+
+
+def _lowers(cards: Sequence[Card]) -> list[str]:
+    """The lower devices of macvtap interfaces."""
+    found = (nic(card.xml) for card in cards)
+    return sorted({n.lower for n in found if n.kind == "direct"})
+
+
+def _to_kind(uri: str, originals: Sequence[Card], kind: Attachment) -> None:
+    """Move what stands on the lower devices of the originals to ``kind``, unless it is there: one
+    switch for each lower device. Bridged interfaces stand on none, and stay."""
+    for lower in _lowers(originals):
+        with opened(uri) as (switcher, host):
+            switch = _planned(originals, lower, kind, host)
+            if switch is not None:
+                carry_out(switcher, switch)
+
+
+def _planned(
+    originals: Sequence[Card], lower: str, kind: Attachment, host: AttachHostState
+) -> Switch | None:
+    """The product's switch of the running guests' interfaces on ``lower``, None when none is to
+    move. Raises VsrtuneError with what is in the way, such as another guest there."""
+    macs = {(card.uuid, card.mac) for card in originals}
+    guests = [
+        guest.name
+        for guest in host.guests
+        for found in guest.live or ()
+        if (guest.uuid, found.mac) in macs
+        and host.lower(found) == lower
+        and host.on_napi(found) is (kind is Attachment.MACVTAP)
+    ]
+    if not guests:
+        return None
+    return plan(SwitchRequest(kind, tuple(dict.fromkeys(guests)), lower, config=False), host)
 
 
 def _cards(router: Router, host: AttachHostState) -> list[Card]:
@@ -220,7 +274,8 @@ def _move(
     attachment: BenchAttachment = BenchAttachment.AS_IS,
     lowers: Sequence[str] = (),
 ) -> None:
-    """Give running guests these interfaces in the place of those with the same MACs.
+    """Give running guests these interfaces in the place of those with the same MACs, unless they
+    have them already.
 
     All interfaces are unplugged before any is plugged in: libvirt numbers them in order of
     arrival. While none is plugged in, ``old_bridges`` go, and each of ``lowers`` gets a bridge.
@@ -237,13 +292,26 @@ def _move(
     ]
     unplug, plug = Plug(tuple(present), on=False), Plug(tuple(cards))
     if not lowers and not bridges.existing(old_bridges):
-        _carry_out(switcher, unplug, plug)
+        if not _same(cards, present):
+            _carry_out(switcher, unplug, plug)
         return
     _carry_out(switcher, unplug)
     bridges.remove(old_bridges)
     for lower in lowers:
         bridges.create(attachment, lower)
     _carry_out(switcher, plug)
+
+
+def _same(cards: Sequence[Card], present: Sequence[Card]) -> bool:
+    """Whether each guest's present interfaces are as these cards say, in their order; a queue of
+    None says nothing."""
+    asked, found = (sorted(some, key=lambda card: card.uuid) for some in (cards, present))
+    return len(asked) == len(found) and all(
+        card.mac == there.mac
+        and not differences(card.xml, there.xml)
+        and card.queue in (None, there.queue)
+        for card, there in zip(asked, found, strict=True)
+    )
 
 
 def _carry_out(switcher: Switcher, *steps: Plug) -> None:

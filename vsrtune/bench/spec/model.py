@@ -103,6 +103,7 @@ class Tuning(enum.StrEnum):
 class BenchAttachment(enum.StrEnum):
     AS_IS = "as-is"
     MACVTAP = "macvtap"
+    NAPI_MACVTAP = "napi-macvtap"
     BRIDGE = "bridge"
     OPENVSWITCH = "openvswitch"
 

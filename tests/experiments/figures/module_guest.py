@@ -1,0 +1,109 @@
+"""A router guest on the kernel module's devices, beside the same router on macvtap.
+
+The rules stand before any measurement: at the highest load the module forwards at least KEEPS of
+macvtap, by the whole interval, a forwarded frame costs at most COSTS of its CPU time, and GOAL
+is what the module is for. All configurations have the shipped policy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from experiments.data import Data
+from experiments.judge import Judge, Place, above, below, causes, compared, top
+from experiments.plan import Boot, Claim, Figure, Run, policy, shipped, untuned
+from experiments.text import bounded, table
+from vsrtune.bench.report import plots
+from vsrtune.bench.report.points import ROLES
+from vsrtune.bench.spec.model import Trial
+
+KEEPS, COSTS, GOAL = 0.97, 1.03, 1.05
+_TIMES = (1.0, 2.0, 4.0)
+_MODULE, _MACVTAP = "napi-macvtap", "macvtap"
+_RELEASES = {"bookworm": "6.1", "trixie": "6.12"}
+
+
+def _runs(release: str) -> tuple[Run, Run]:
+    boot = Boot(f"module-{release}", release)
+    peak = f"{release}-peak"
+    return (
+        Run(
+            peak, boot, (untuned(),), rates=(12000,), traffic={"size": 60},
+            seconds=2.0, pairs=5, seed=51,
+        ),
+        Run(
+            release, boot,
+            tuple(
+                policy(name, shipped("router"), attachment=name) for name in (_MACVTAP, _MODULE)
+            ),
+            scaled=(f"module-guest/{peak}", _TIMES), traffic={"size": 60},
+            seconds=2.0, pairs=9, seed=52,
+        ),
+    )  # fmt: skip
+
+
+def cost(trial: Trial) -> float:
+    """CPU seconds for each forwarded frame: of all threads and of SoftIRQs, whose work on a thread
+    counts as both."""
+    spent = sum(trial.cpu_seconds.get(role, 0.0) for role in ROLES if role != "idle")
+    return spent / max(trial.forwarded, 1)
+
+
+def _forwards(release: str, least: float) -> Judge:
+    return compared(above(least), [(Place(release, _MODULE), Place(release, _MACVTAP))])
+
+
+def _costs(release: str) -> Judge:
+    places = [(Place(release, _MODULE), Place(release, _MACVTAP))]
+    return compared(
+        below(COSTS), places, "CPU of a frame, {ours} / {theirs} at {load}: {ratio}", cost
+    )
+
+
+def _claims(release: str, kernel: str) -> tuple[Claim, ...]:
+    times = f"{_TIMES[-1]:g} times its load"
+    return (
+        Claim(
+            f"On {kernel}, at {times}, the module forwards at least {KEEPS:g} of macvtap.",
+            _forwards(release, KEEPS), causes(release, _MACVTAP, _MODULE),
+        ),
+        Claim(f"On {kernel}, at {times}, a frame costs at most {COSTS:g} of the CPU time.", _costs(release)),
+        Claim(f"On {kernel}, at {times}, the module forwards at least {GOAL:g} of macvtap.", _forwards(release, GOAL)),
+    )  # fmt: skip
+
+
+def _tables(data: Data) -> list[str]:
+    rows = []
+    for release, kernel in _RELEASES.items():
+        for load in data.loads(release):
+            points = [data.at(release, name, load) for name in (_MACVTAP, _MODULE)]
+            ratio = data.ratio(release, _MODULE, _MACVTAP, load)
+            rates = [f"{p.pps:,.0f}" for p in points]
+            rows.append((kernel, f"{load:,.0f}", *rates, bounded(ratio)))
+    return table(["kernel", "offered", _MACVTAP, _MODULE, "ratio"], rows)
+
+
+def _plots(data: Data) -> Mapping[str, Any]:
+    names, columns = [], []
+    for release, kernel in _RELEASES.items():
+        for name in (_MACVTAP, _MODULE):
+            names.append(f"{kernel}, {name}")
+            columns.append([t.pps for t in data.trials(release, name, top(data, release))])
+    return {"module-guest": plots.scatter(names, columns, "Forwarded in overload", "pps")}
+
+
+FIGURE = Figure(
+    id="module-guest",
+    title="A router guest on the kernel module",
+    paper="The NAPI-macvlan paper compares virtual devices without guests; the KVM paper's guests stand "
+    "on macvtap.",
+    ours="One router of one vcpu on two CPUs, the shipped policy; its interfaces are moved between "
+    "macvtap and napi_macvtap in every round, by the product's own switch. A load is so many times "
+    "what the router forwards untuned on macvtap.",
+    runs=tuple(run for release in _RELEASES for run in _runs(release)),
+    claims=tuple(claim for release, kernel in _RELEASES.items() for claim in _claims(release, kernel)),
+    plots=_plots,
+    native=None,
+    tables=_tables,
+)  # fmt: skip
