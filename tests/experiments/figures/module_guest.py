@@ -2,7 +2,8 @@
 
 The rules stand before any measurement: at the highest load the module forwards at least KEEPS of
 macvtap, by the whole interval, a forwarded frame costs at most COSTS of its CPU time, and GOAL
-is what the module is for. All configurations have the shipped policy.
+is what the module is for. With a neighbour that is overloaded, the other router forwards at least
+SHARE of what is sent to it, by the whole interval. All configurations have the shipped policy.
 """
 
 from __future__ import annotations
@@ -11,17 +12,25 @@ from collections.abc import Mapping
 from typing import Any
 
 from experiments.data import Data
-from experiments.judge import Judge, Place, above, below, causes, compared, top
-from experiments.plan import Boot, Claim, Figure, Run, policy, shipped, untuned
-from experiments.text import bounded, table
+from experiments.judge import Judge, Place, above, below, causes, compared, interval, rounds, top
+from experiments.plan import Boot, Claim, Figure, Guest, Run, Verdict, policy, shipped, untuned
+from experiments.text import bounded, parts, table
 from vsrtune.bench.report import plots
 from vsrtune.bench.report.points import ROLES
 from vsrtune.bench.spec.model import Trial
 
-KEEPS, COSTS, GOAL = 0.97, 1.03, 1.05
+KEEPS, COSTS, GOAL, SHARE = 0.97, 1.03, 1.05, 0.95
 _TIMES = (1.0, 2.0, 4.0)
 _MODULE, _MACVTAP = "napi-macvtap", "macvtap"
 _RELEASES = {"bookworm": "6.1", "trixie": "6.12"}
+_CONFIGURATIONS = tuple(
+    policy(name, shipped("router"), attachment=name) for name in (_MACVTAP, _MODULE)
+)
+# Two slow routers, whose overload the machine can send, with a CPU for each.
+_BUSY, _VICTIM = "vr1", "vr2"
+_SLOW = Guest(rules=1500)
+_NEIGHBOUR = (4, 10)
+_LOAD = 0.8
 
 
 def _runs(release: str) -> tuple[Run, Run]:
@@ -33,14 +42,42 @@ def _runs(release: str) -> tuple[Run, Run]:
             seconds=2.0, pairs=5, seed=51,
         ),
         Run(
-            release, boot,
-            tuple(
-                policy(name, shipped("router"), attachment=name) for name in (_MACVTAP, _MODULE)
-            ),
-            scaled=(f"module-guest/{peak}", _TIMES), traffic={"size": 60},
+            release, boot, _CONFIGURATIONS, scaled=(f"module-guest/{peak}", _TIMES), traffic={"size": 60},
             seconds=2.0, pairs=9, seed=52,
         ),
     )  # fmt: skip
+
+
+def _two(release: str, times: int) -> str:
+    return f"{release}-beside-{times}"
+
+
+def _runs_of_two(release: str) -> tuple[Run, ...]:
+    boot = Boot(f"module-two-{release}", release, 3, (_SLOW, _SLOW))
+    peak = f"{release}-slow-peak"
+    return (
+        Run(
+            peak, boot, (untuned(),), rates=(8000,), router=_VICTIM, traffic={"size": 60},
+            seconds=2.0, pairs=5, seed=53,
+        ),
+        *(
+            Run(
+                _two(release, times), boot, _CONFIGURATIONS, scaled=(f"module-guest/{peak}", (1.0,)),
+                by_router={_BUSY: float(times), _VICTIM: _LOAD}, traffic={"size": 60},
+                seconds=2.0, pairs=7, seed=54 + times,
+            )
+            for times in _NEIGHBOUR
+        ),
+    )  # fmt: skip
+
+
+def shares(data: Data, run: str, configuration: str) -> list[float]:
+    """What the router beside the busy one forwarded of what was sent to it, by round. Raises as
+    ``rounds``."""
+    return [
+        trial.forwarded_by.get(_VICTIM, 0) / max(trial.sent_by.get(_VICTIM, 0), 1)
+        for (trial,) in rounds(data, Place(run, configuration))
+    ]
 
 
 def cost(trial: Trial) -> float:
@@ -61,6 +98,17 @@ def _costs(release: str) -> Judge:
     )
 
 
+def _keeps(release: str, times: int) -> Judge:
+    def judge(data: Data) -> Verdict:
+        run = _two(release, times)
+        found = shares(data, run, _MODULE)
+        beside = parts(shares(data, run, _MACVTAP))
+        text = f"{parts(found)} of what was sent to it, on macvtap {beside}"
+        return Verdict(interval(found, SHARE), text)
+
+    return judge
+
+
 def _claims(release: str, kernel: str) -> tuple[Claim, ...]:
     times = f"{_TIMES[-1]:g} times its load"
     return (
@@ -70,6 +118,14 @@ def _claims(release: str, kernel: str) -> tuple[Claim, ...]:
         ),
         Claim(f"On {kernel}, at {times}, a frame costs at most {COSTS:g} of the CPU time.", _costs(release)),
         Claim(f"On {kernel}, at {times}, the module forwards at least {GOAL:g} of macvtap.", _forwards(release, GOAL)),
+        *(
+            Claim(
+                f"On {kernel}, beside a router at {more} times its load, another at {_LOAD:g} of its "
+                f"own keeps at least {SHARE:g} of that.",
+                _keeps(release, more),
+            )
+            for more in _NEIGHBOUR
+        ),
     )  # fmt: skip
 
 
@@ -100,8 +156,11 @@ FIGURE = Figure(
     "on macvtap.",
     ours="One router of one vcpu on two CPUs, the shipped policy; its interfaces are moved between "
     "macvtap and napi_macvtap in every round, by the product's own switch. A load is so many times "
-    "what the router forwards untuned on macvtap.",
-    runs=tuple(run for release in _RELEASES for run in _runs(release)),
+    "what the router forwards untuned on macvtap. Beside a busy router there are two slow ones, with "
+    f"{_SLOW.rules:,} routing rules and a CPU each: three emulated CPUs on two cores.",
+    runs=tuple(
+        run for release in _RELEASES for run in (*_runs(release), *_runs_of_two(release))
+    ),
     claims=tuple(claim for release, kernel in _RELEASES.items() for claim in _claims(release, kernel)),
     plots=_plots,
     native=None,
