@@ -15,7 +15,7 @@ from experiments.plan import TREE
 
 sys.path.insert(0, str(TREE))
 
-from experiments import lab, page
+from experiments import found, lab, page
 from experiments.figures import FIGURES
 
 DOCS = TREE / "docs" / "results"
@@ -58,6 +58,7 @@ def main() -> int:
         return 0
     good = arguments.page or lab.make(figures, raw, arguments.budget)
     page.write(FIGURES, arguments.docs)
+    found.write(FIGURES, arguments.docs)
     return 0 if good else 1
 
 

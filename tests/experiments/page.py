@@ -1,5 +1,5 @@
 """Writes docs/results: a page each for the papers' figures, the peers, the levers and
-NAPI-macvlan, and the plots.
+NAPI-macvlan, and the plots. They are the appendix of the page that `found` writes.
 
 Every figure on the pages is computed from the raw results; a run that was not made
 leaves a line that says so.
@@ -8,7 +8,7 @@ leaves a line that says so.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,10 @@ from vsrtune.bench.spec.model import Outcome
 # Of a claim of a paper, of an aim of our own, and of a lever.
 _NONE = {"open": "not shown", "refused": "not judged", "stood still": "🔴 **stood still**"}
 _AGREES = {"agrees": "agrees", "differs": "**differs**", **_NONE}
-_REACHED = {"agrees": "reached", "differs": "**not reached**", **_NONE}
+REACHED = {"agrees": "reached", "differs": "**not reached**", **_NONE}
 _HELPS = {"agrees": "helps", "differs": "**hurts**", **_NONE, "open": "no difference shown"}
+
+START = "The start is [what was found, on one page](README.md); this page is its appendix."
 
 _HEAD = """\
 One machine, veth and pktgen, everything emulated (TCG): rates mean nothing beside those of
@@ -73,7 +75,7 @@ _WAITS = """\
 
 
 @dataclass(frozen=True)
-class _Page:
+class Page:
     """One page: the figures whose names begin with one of ``prefixes`` (none: all that no other
     page has), and the word for each answer of a verdict."""
 
@@ -86,14 +88,12 @@ class _Page:
 
 
 _PAGES = (
-    _Page("paper", "The papers' figures, measured again", _AGREES, tail=_WAITS),
-    _Page("peers", "What else an operator could use", _REACHED, ("peers",)),
-    _Page("levers", "Which settings are worth something", _HELPS, ("levers",)),
-    _Page(
-        "no-harm", "Does the shipped policy ever cost a router anything?", _REACHED, ("no-harm",)
-    ),
-    _Page("module-guest", "A router guest on the kernel module", _REACHED, ("module-guest",)),
-    _Page(
+    Page("paper", "The papers' figures, measured again", _AGREES, tail=_WAITS),
+    Page("peers", "What else an operator could use", REACHED, ("peers",)),
+    Page("levers", "Which settings are worth something", _HELPS, ("levers",)),
+    Page("no-harm", "Does the shipped policy ever cost a router anything?", REACHED, ("no-harm",)),
+    Page("module-guest", "A router guest on the kernel module", REACHED, ("module-guest",)),
+    Page(
         "napi-macvlan", "NAPI-macvlan, macvlan and plain IP forwarding", _AGREES, ("napi-",),
         _NAPI_HEAD,
     ),
@@ -101,40 +101,55 @@ _PAGES = (
 _TAKEN = tuple(prefix for page in _PAGES for prefix in page.prefixes)
 
 
+def pages(figures: Sequence[Figure]) -> Iterator[tuple[Page, list[Figure]]]:
+    """Each page with its figures."""
+    for page in _PAGES:
+        if page.prefixes:
+            yield page, [f for f in figures if f.id.startswith(page.prefixes)]
+        else:
+            yield page, [f for f in figures if not f.id.startswith(_TAKEN)]
+
+
 def write(figures: Sequence[Figure], docs: Path) -> None:
     """Write all pages; plots go to ``docs/png``."""
     (docs / "png").mkdir(parents=True, exist_ok=True)
     data = Data(docs / "raw")
-    for page in _PAGES:
-        if page.prefixes:
-            own = [f for f in figures if f.id.startswith(page.prefixes)]
-        else:
-            own = [f for f in figures if not f.id.startswith(_TAKEN)]
+    for page, own in pages(figures):
         _write(page, own, data, docs)
 
 
-def _write(page: _Page, figures: Sequence[Figure], data: Data, docs: Path) -> None:
+def _write(page: Page, figures: Sequence[Figure], data: Data, docs: Path) -> None:
     sections: list[str] = []
     summary: list[tuple[str, ...]] = []
     for figure in figures:
         own = data.of(figure.id)
-        verdicts = [(claim, _judge(claim, own)) for claim in figure.claims]
+        verdicts = judged(figure, data)
         link = f"[{figure.title}](#{_anchor(figure.title)})"
         for claim, verdict in verdicts:
             summary.append((link, claim.text, page.answers[verdict.answer]))
             link = ""
         sections += _figure(figure, verdicts, own, docs, page.answers)
     points = table(("", "point", "here"), summary)
-    counts = Counter(answer for *_, answer in summary)
-    told = ", ".join(f"{count} {answer}" for answer, count in counts.most_common())
-    text = [f"# {page.title}", "", page.head, _RULES, *_host(figures, data)]
+    told = counted(answer for *_, answer in summary)
+    text = [f"# {page.title}", "", START, "", page.head, _RULES, *_host(figures, data)]
     text += ["## Point by point", "", f"{len(summary)} points: {told}.", ""]
     text += [*points, "", *sections, page.tail]
     path = docs / f"{page.name}.md"
     path.write_text("\n".join(text).rstrip() + "\n", encoding="utf-8")
 
 
-def _judge(claim: Claim, data: Data) -> Verdict:
+def counted(answers: Iterable[str]) -> str:
+    """How often each, the most frequent first."""
+    return ", ".join(f"{count} {answer}" for answer, count in Counter(answers).most_common())
+
+
+def judged(figure: Figure, data: Data) -> list[tuple[Claim, Verdict]]:
+    """The verdict of each point of a figure."""
+    own = data.of(figure.id)
+    return [(claim, decided(claim, own)) for claim in figure.claims]
+
+
+def decided(claim: Claim, data: Data) -> Verdict:
     try:
         return claim.judge(data)
     except Missing as run:

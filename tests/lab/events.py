@@ -31,6 +31,8 @@ E1000E = ("--nic", "e1000e")
 PAGE = """\
 # How soon after an event
 
+The start is [what was found, on one page](README.md); this page is its appendix.
+
 `make events` measured this. The daemon is idle, its interval is an hour away, and one thing happens. The
 seconds run from that event to the last setting that the daemon writes after it. The column beside
 gives them as a part of the time that the last `virsh start` before the event took on the same host.

@@ -257,6 +257,8 @@ def page(rows: list[Row]) -> str:
     )
     return f"""# Many guests on one host
 
+The start is [what was found, on one page](README.md); this page is its appendix.
+
 `make bench-scale` measured this on synthetic hosts, made after a recorded one (tests/scale), on
 tmpfs. Guests have {last.threads // last.guests} threads: 8 that are named as vcpus, of which the domain
 has 2, and 4 vhost workers. They are under one policy that chooses CPUs (`auto`), asks for rr and sets

@@ -24,11 +24,11 @@ from experiments.plan import (  # fmt: skip
 from experiments.text import offered
 from vsrtune.bench.report import plots
 
-_FACTORS = (2.0, 4.0)
-_RUN = "overload"
-_PEAK = "untuned"
-_OWN = "own-peak"
-_UNTUNED, _LIBVIRT, _TUNED, _OURS = "untuned", "libvirt pins", "TuneD virtual-host", "vsrtune"
+FACTORS = (2.0, 4.0)
+RUN = "overload"
+PEAK = "untuned"
+OWN = "own-peak"
+UNTUNED, LIBVIRT, _TUNED, OURS = "untuned", "libvirt pins", "TuneD virtual-host", "vsrtune"
 # The lab's own command: starts TuneD, and takes back what TuneD itself leaves.
 _TUNED_APPLY = ["/run/lab/bin/lab-tuned", "start", "virtual-host"]
 _TUNED_REVERT = ["/run/lab/bin/lab-tuned", "stop"]
@@ -36,10 +36,10 @@ _TUNED_REVERT = ["/run/lab/bin/lab-tuned", "stop"]
 
 def _configurations() -> tuple[dict[str, Any], ...]:
     return (
-        untuned(_UNTUNED),
-        libvirt_pins(_LIBVIRT, "1"),
+        untuned(UNTUNED),
+        libvirt_pins(LIBVIRT, "1"),
         {"name": _TUNED, "tuning": "command", "apply": _TUNED_APPLY, "revert": _TUNED_REVERT},
-        policy(_OURS, shipped("router")),
+        policy(OURS, shipped("router")),
     )
 
 
@@ -47,7 +47,7 @@ def _bound(native: str) -> Any:
     """What a frame costs on the one CPU of the router, against what it costs natively."""
 
     def why(data: Data) -> str:
-        peak = data.peak(_OWN)
+        peak = data.peak(OWN)
         vcpu, vhost = (peak.cpu_per_million(role) for role in ("vcpu", "vhost"))
         if not vcpu or vhost is None:
             return "No CPU time was seen."
@@ -66,8 +66,8 @@ def _bound(native: str) -> Any:
 def _plots(figure: str, data: Data) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
     names = [str(c["name"]) for c in _configurations()]
-    for factor, load in zip(_FACTORS, data.loads(_RUN), strict=True):
-        columns = {name: [t.pps for t in data.trials(_RUN, name, load)] for name in names}
+    for factor, load in zip(FACTORS, data.loads(RUN), strict=True):
+        columns = {name: [t.pps for t in data.trials(RUN, name, load)] for name in names}
         if data.has(NATIVE):
             columns["native"] = [t.pps for t in data.at(NATIVE, None, load).trials]
         title = f"{factor:g} times the untuned peak: {offered(load)}"
@@ -77,17 +77,17 @@ def _plots(figure: str, data: Data) -> Mapping[str, Any]:
 
 
 def _runs(boot: Boot, figure: str) -> tuple[Run, ...]:
-    peak = f"{figure}/{_PEAK}"
+    peak = f"{figure}/{PEAK}"
     return (
         Run(
-            _PEAK, boot, (untuned(_UNTUNED),),
+            PEAK, boot, (untuned(UNTUNED),),
             rates=(4000, 8000, 12000, 16000, 24000, 32000), pairs=5, seed=21,
         ),
         Run(
-            _RUN, boot, _configurations(), scaled=(peak, _FACTORS), pairs=11, seed=22, seconds=2.0
+            RUN, boot, _configurations(), scaled=(peak, FACTORS), pairs=11, seed=22, seconds=2.0
         ),
         Run(
-            _OWN, boot, (policy(_OURS, shipped("router")),),
+            OWN, boot, (policy(OURS, shipped("router")),),
             scaled=(peak, (0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 4.0)), pairs=5, seed=23,
         ),
         Run(
@@ -109,26 +109,26 @@ def _figure(figure: str, boot: Boot, title: str) -> Figure:
         claims=(
             Claim(
                 "vsrtune forwards at least 3 times as much as the untuned router in overload.",
-                more(_RUN, _OURS, _UNTUNED, 3.0),
-                causes(_RUN, _UNTUNED, _OURS),
+                more(RUN, OURS, UNTUNED, 3.0),
+                causes(RUN, UNTUNED, OURS),
             ),
             Claim(
                 "At least 3 times as much as with libvirt's pins.",
-                more(_RUN, _OURS, _LIBVIRT, 3.0),
-                causes(_RUN, _LIBVIRT),
+                more(RUN, OURS, LIBVIRT, 3.0),
+                causes(RUN, LIBVIRT),
             ),
             Claim(
                 "More than with TuneD's profile.",
-                more(_RUN, _OURS, _TUNED),
-                causes(_RUN, _TUNED),
+                more(RUN, OURS, _TUNED),
+                causes(RUN, _TUNED),
             ),
             Claim(
                 "At four times the untuned peak it is within 5 % of its own peak.",
-                stable(_OWN, None),
+                stable(OWN, None),
             ),
             Claim(
                 "At least 0.8 of native forwarding.",
-                compared(above(0.8), [(Place(_OWN), Place(f"{figure}/{NATIVE}"))]),
+                compared(above(0.8), [(Place(OWN), Place(f"{figure}/{NATIVE}"))]),
                 _bound(f"{figure}/{NATIVE}"),
             ),
         ),

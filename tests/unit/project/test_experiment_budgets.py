@@ -89,7 +89,7 @@ class TestBudgets:
 
     def verdict(self, docs: Path, figure: Figure, claim: int = 0) -> Any:
         data = Data(docs / "raw").of(figure.id)
-        return page._judge(figure.claims[claim], data)
+        return page.decided(figure.claims[claim], data)
 
     @pytest.mark.parametrize("figure", OURS[:3], ids=lambda f: f.id)
     def test_a_line(self, tmp_path: Path, figure: Figure) -> None:

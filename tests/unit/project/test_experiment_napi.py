@@ -78,7 +78,7 @@ def store(raw: Path, shares: dict[str, float]) -> None:
 def answers(docs: Path, figure: str) -> list[str]:
     (found,) = [f for f in NAPI if f.id == figure]
     data = Data(docs / "raw").of(figure)
-    return [page._judge(claim, data).answer for claim in found.claims]
+    return [page.decided(claim, data).answer for claim in found.claims]
 
 
 ISOLATES = {

@@ -59,7 +59,7 @@ def store(raw: Path, key: str, made: Outcome) -> None:
 def answers(docs: Path, figure: str) -> dict[str, str]:
     (found,) = [f for f in FIGURES if f.id == figure]
     data = Data(docs / "raw").of(figure)
-    return {claim.text: page._judge(claim, data).answer for claim in found.claims}
+    return {claim.text: page.decided(claim, data).answer for claim in found.claims}
 
 
 class TestFig03:
@@ -109,7 +109,7 @@ class TestJudge:
         return Data(docs)
 
     def answer(self, data: Data, judge: judge.Judge) -> Verdict:
-        return page._judge(Claim("", judge), data.of("."))
+        return page.decided(Claim("", judge), data.of("."))
 
     def verdict(
         self, docs: Path, rates: Sequence[tuple[float, float]], rule: judge.Rule, **more: Any

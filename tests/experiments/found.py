@@ -1,0 +1,416 @@
+"""Writes docs/results/README.md: what was found, on one page with five pictures.
+
+Every figure on the page is computed: from the raw results, from the verdicts of the figures'
+points, and, for what many guests cost, from the page that `make bench-scale` writes. The other
+pages are its appendix.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+
+from experiments.data import Data, Missing
+from experiments.figures import fairness, fig03, fig20, isolation, napi_isolation, peers
+from experiments.judge import Judge, Place, above, compared, rounds, top
+from experiments.page import REACHED, counted, decided, judged, pages
+from experiments.plan import GROUP, Claim, Figure, Run, Verdict, shipped
+from experiments.sized import SIZES, point, wire
+from experiments.text import offered, ranged, table
+from vsrtune.core.stats import paired_ratio
+from vsrtune.policy.model import Policy, SchedRule
+from vsrtune.policy.parser import parse
+
+WIDTH = 104
+
+_HEAD = """\
+One machine, everything emulated: only ratios of interleaved trials mean anything. A ratio is a median \
+with its 95 % interval. Verdicts are by [rules](../../tests/experiments/judge.py): *not shown* means that \
+the trials allow the point and its opposite, *not judged* that they decide nothing."""
+
+_NOT = (
+    "A real NIC, a link, or a host that is not emulated: the labs run on TCG, over veth.",
+    "The delay of a guest's frames: only that of routers in namespaces was measured.",
+    "Real router software (VyOS, OPNsense, OpenWrt): the guests are Linux that forwards.",
+)
+# The other pages, in the order in which to read them.
+_APPENDIX = (
+    "peers",
+    "no-harm",
+    "levers",
+    "demo",
+    "queue",
+    "paper",
+    "module-guest",
+    "napi-macvlan",
+    "scale",
+    "events",
+)
+
+
+@dataclass(frozen=True)
+class _Point:
+    """A point of a figure, and the word for its verdict on the page that has its figures."""
+
+    page: str
+    figure: str
+    claim: Claim
+    verdict: Verdict
+    word: str
+
+    @property
+    def certain(self) -> bool:
+        return self.verdict.answer in ("agrees", "differs")
+
+    @property
+    def told(self) -> str:
+        """By which figures, without examples of what was not judged."""
+        text = self.verdict.text.partition(", such as ")[0]
+        return f"{self}. {text[:1].upper()}{text[1:]}."
+
+    def __str__(self) -> str:
+        return f"“{self.claim.text.rstrip('.')}”: {self.word}"
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What stands in a directory of results."""
+
+    figures: Sequence[Figure]
+    docs: Path
+    data: Data
+    points: Sequence[_Point]
+
+    def of(self, figure: str) -> list[_Point]:
+        return [one for one in self.points if one.figure == figure]
+
+    def on(self, page: str) -> list[_Point]:
+        return [one for one in self.points if one.page == page]
+
+
+def write(figures: Sequence[Figure], docs: Path) -> None:
+    """Write the page. Its pictures are among those that ``page.write`` draws."""
+    (docs / "README.md").write_text(text(figures, docs), encoding="utf-8")
+
+
+def text(figures: Sequence[Figure], docs: Path) -> str:
+    """The page."""
+    data = Data(docs / "raw")
+    points = [
+        _Point(page.name, figure.id, claim, verdict, page.answers[verdict.answer])
+        for page, own in pages(figures)
+        for figure in own
+        for claim, verdict in judged(figure, data)
+    ]
+    found = _Found(figures, docs, data, points)
+    lines = ["# What was found", "", *_wrapped(_HEAD), ""]
+    for part in (_forwards, _costs, _beside, _rest, _not_measured):
+        lines += [*part(found), ""]
+    links = (f"[{name}]({name}.md)" for name in _APPENDIX)
+    return "\n".join([*lines, *_wrapped(f"**Appendix:** {', '.join(links)}.")]) + "\n"
+
+
+def _wrapped(words: str, **indents: str) -> list[str]:
+    return textwrap.wrap(
+        words, WIDTH, break_long_words=False, break_on_hyphens=False, **indents
+    )  # fmt: skip
+
+
+def _item(words: str) -> list[str]:
+    return _wrapped(words, initial_indent="- ", subsequent_indent="  ")
+
+
+def _tally(points: Sequence[_Point]) -> str:
+    words = counted(one.word.replace("*", "") for one in points)
+    return f"{len(points)} points ({words})"
+
+
+def _gain(points: Sequence[_Point]) -> str:
+    """The same of points that would each be a gain."""
+    none = "" if any(one.verdict.answer == "agrees" for one in points) else "; none is shown"
+    return f"{_tally(points)}{none}"
+
+
+def _listed(points: Sequence[_Point]) -> str:
+    return "; ".join(map(str, points))
+
+
+# -- parts of the page
+
+
+def _forwards(found: _Found) -> list[str]:
+    """Against what an operator has otherwise, on each kernel."""
+    rows: list[list[str]] = []
+    notes: list[str] = []
+    for figure in (peers.FIGURE, peers.BOOKWORM_FIGURE):
+        data = found.data.of(figure.id)
+        kernel = figure.title.rpartition(", ")[2]
+        if not all(data.has(run.name) for run in figure.runs):
+            rows.append([kernel, "", "not measured", "not measured"])
+            continue
+        rows.append([kernel, *_once(data)])
+        for factor, load in zip(peers.FACTORS, data.loads(peers.RUN), strict=True):
+            ours = Place(peers.RUN, peers.OURS, load)
+            others = (Place(peers.RUN, name, load) for name in (peers.UNTUNED, peers.LIBVIRT))
+            cells = [_said(decided(Claim("", _more(ours, other)), data)) for other in others]
+            rows.append([kernel, f"{factor:g}x, {load:,.0f} pps", *cells])
+        points = found.of(figure.id)
+        aims = _tally(points) if notes else _listed(points)
+        notes += _item(f"The aims, {kernel}: {aims}.")
+    return [
+        "## How much more a router forwards", "",
+        *table(("", "offered", "more than untuned", "more than with libvirt's pins"), rows), "",
+        *notes, *_policy_then(found.data.of(peers.FIGURE.id)), "",
+        *_pictures(
+            found,
+            (f"{peers.FIGURE.id}-{peers.FACTORS[-1]:g}x", _see_peers),
+            (fig03.FIGURE.id, _see_orders),
+        ),
+    ]  # fmt: skip
+
+
+def _once(data: Data) -> list[str]:
+    """At the untuned peak, where the configurations were measured in runs of their own."""
+    peak = data.peak(peers.PEAK).offered
+    ours, theirs = Place(peers.OWN, None, peak), Place(peers.PEAK, None, peak)
+    verdict = decided(Claim("", _more(ours, theirs)), data)
+    rates = (f"{data.at(place.run, None, peak).pps:,.0f}" for place in (ours, theirs))
+    return [f"1x, {peak:,.0f} pps", f"{_said(verdict)} ({' and '.join(rates)} pps)", "not measured"]
+
+
+def _more(ours: Place, theirs: Place) -> Judge:
+    return compared(above(), [(ours, theirs)], "{ratio}")
+
+
+def _said(verdict: Verdict) -> str:
+    """Without the names of what was compared."""
+    return f"{REACHED[verdict.answer]}: {_figures(verdict)}"
+
+
+def _figures(verdict: Verdict) -> str:
+    return verdict.text.rpartition(": ")[2]
+
+
+def _policy_then(data: Data) -> list[str]:
+    """Where the policy that was measured is not the one that is shipped now."""
+    if not data.has(peers.RUN):
+        return []
+    configurations = {c.name: c for c in data.outcome(peers.RUN).configurations}
+    then, now = parse(configurations[peers.OURS].policy or "", ""), parse(shipped("router"), "")
+    if _classes(then) == _classes(now):
+        return []
+    return _item(
+        f"The policy that was measured has vcpu and vhost in class {_classes(then)[0].cls.value}. The "
+        f"one that is shipped now has class {_classes(now)[0].cls.value}: below it is compared with "
+        "untuned routers, but not with libvirt's pins."
+    )
+
+
+def _classes(policy: Policy) -> list[SchedRule]:
+    return [rule for rule in (policy.vcpu_sched, policy.vhost_sched) if rule is not None]
+
+
+def _costs(found: _Found) -> list[str]:
+    """Every point of the figure on harm, whatever they are."""
+    lines = ["## Whether it ever costs anything", ""]
+    for one in found.on("no-harm"):
+        lines += _item(one.told)
+    return lines
+
+
+def _beside(found: _Found) -> list[str]:
+    """What a router keeps beside one that is overloaded."""
+    data = found.data.of(isolation.FIGURE.id)
+    several = [run for run in isolation.FIGURE.runs if len(run.configurations) > 1]
+    claims = {run.name: Claim("", _beyond(run)) for run in several}
+    verdicts = {name: decided(claim, data) for name, claim in claims.items()}
+    shown = any(verdict.answer == "agrees" for verdict in verdicts.values())
+    plain = (
+        "CPU budgets isolate routers more than equal priority alone does."
+        if shown
+        else "CPU budgets are not shown to isolate anything beyond what equal priority alone does."
+    )
+    each = "; ".join(f"{name}, {_said(verdict)}" for name, verdict in verdicts.items())
+    certain = [one for one in found.of(isolation.FIGURE.id) if one.certain]
+    flows = [one for one in found.of(fairness.FIGURE.id) if one.claim.text.endswith(", bound.")]
+    return [
+        "## What one router leaves to another", "",
+        *_item(f"**{plain}** One router overloaded, the other keeps more with budgets than without: {each}."),
+        *(line for one in certain for line in _item(f"{one}.")),
+        *_item(f"Two flows to two routers at equal priority: {_listed(flows)}."), "",
+        *_pictures(found, ("isolation", _see_isolation)),
+    ]  # fmt: skip
+
+
+def _beyond(run: Run) -> Judge:
+    """Whether the router that is not overloaded keeps more in the first configuration."""
+    ours, theirs = (str(c["name"]) for c in run.configurations)
+    other = min(run.by_router, key=run.by_router.__getitem__)
+
+    def judge(data: Data) -> Verdict:
+        pairs = rounds(data, Place(run.name, ours), Place(run.name, theirs))
+        ratio = paired_ratio(*(isolation.shares(c, other) for c in zip(*pairs, strict=True)))
+        return Verdict(above()((ratio, ratio)), str(ratio))
+
+    return judge
+
+
+def _rest(found: _Found) -> list[str]:
+    module = [
+        one for one in found.on("napi-macvlan") if re.search(r"than (with )?macvlan", str(one))
+    ]
+    gains = [one for one in found.of("fig20") if "more than one" in str(one)]
+    stages = [one for one in found.of("fig21") if "forwards more than" in str(one)]
+    better = "".join(f" {one}, {_figures(one.verdict)}." for one in module if one.certain)
+    return [
+        "## The rest, a line each", "",
+        *_item(f"**Kernel module**, better than the kernel's macvlan: {_gain(module)}.{better}"),
+        *_item(f"**Groups**, several members (PVR) forward more than one: {_gain(gains)}. Of balancers and "
+               f"routers (MSR): {_gain(stages)}."),
+        *_item(f"**Cost**: {_cost(found.docs)}"),
+        *_item(f"**Reaction**: {_reaction(found.docs)}"),
+        *_item(f"**[The papers](paper.md)**: {_tally(found.on('paper'))}."), "",
+        *_pictures(found, ("napi-isolation-two", _see_chains), (fig20.FIGURE.id, _see_members)),
+    ]  # fmt: skip
+
+
+def _cost(docs: Path) -> str:
+    """Of the daemon, from the last row of scale.md: the most guests."""
+    try:
+        rows = [line for line in (docs / "scale.md").read_text().splitlines() if line[:1] == "|"]
+    except FileNotFoundError:
+        return "Not measured."
+    heads, *_, last = ([cell.strip() for cell in row.strip("|").split("|")] for row in rows)
+    most = dict(zip(heads, last, strict=True))
+    hour = float(most["idle hour, CPU s"])
+    return (
+        f"With {most['guests']} guests ({most['threads']} threads, synthetic) an hour without events "
+        f"takes the daemon {hour:.0f} s of a CPU, {hour / 36:.1f} %; it grows by {most['resident, MiB']} "
+        f"MiB; one changed guest takes {most['one changed guest, ms']} ms."
+    )
+
+
+def _reaction(docs: Path) -> str:
+    lines = [
+        line
+        for path in sorted((docs / "raw/events").glob("*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    if not lines:
+        return "Not measured."
+    told = [json.loads(line) for line in lines]
+    slow = max(told, key=lambda one: one["seconds"])
+    return (
+        f"{len({one['event'] for one in told})} kinds of events; the last write that one causes comes "
+        f"{ranged([one['seconds'] for one in told], 1)} s after it, median (least..most), "
+        f"{ranged([one['seconds'] / one['start'] for one in told], 2)} of a `virsh start`; the longest "
+        f"is “{slow['event']}”."
+    )
+
+
+def _not_measured(found: _Found) -> list[str]:
+    runs = [(f, found.data.of(f.id), run) for f in found.figures for run in f.runs]
+    made = [(data, run) for _, data, run in runs if data.has(run.name)]
+    old = [run for data, run in made if data.rules(run.name) is None]
+    never = dict.fromkeys(f.title for f, data, run in runs if not data.has(run.name))
+    items = [f"Planned, not made: runs of {', '.join(never)}."] if never else []
+    if old:
+        items.append(
+            f"{len(old)} of {len(made)} runs were made before the rules that now judge them."
+        )
+    return [
+        "## What was not measured",
+        "",
+        *(line for one in (*_NOT, *items) for line in _item(one)),
+    ]
+
+
+# -- pictures, and what to see in them
+
+
+def _pictures(found: _Found, *pictures: tuple[str, Callable[[Data], tuple[str, str]]]) -> list[str]:
+    """Side by side. Beside a name stands what gives the figure's title and what to see in it."""
+    shown, seen = [], []
+    for name, see in pictures:
+        try:
+            title, sentence = see(found.data)
+        except Missing as run:
+            title, sentence = "", f"The picture {name} needs `{run}`, which has not been measured."
+        shown.append(f"![{title}](png/{name}.png)" if title else "")
+        seen.append(sentence)
+    return table(shown, [seen])
+
+
+def _see_peers(every: Data) -> tuple[str, str]:
+    data = every.of(peers.FIGURE.id)
+    load = top(data, peers.RUN)
+    names = [c.name for c in data.outcome(peers.RUN).configurations]
+    bars = _each({name: f"{data.at(peers.RUN, name, load).pps:,.0f}" for name in names})
+    return (
+        peers.FIGURE.title,
+        f"A dot is a trial at {offered(load)}, a bar their median: {bars} pps.",
+    )
+
+
+def _see_orders(every: Data) -> tuple[str, str]:
+    data = every.of(fig03.FIGURE.id)
+    (run,) = (run.name for run in fig03.FIGURE.runs)
+    load = top(data, run)
+    ends = {c.name: data.at(run, c.name, load).pps for c in data.outcome(run).configurations}
+    best = max(ends, key=ends.__getitem__)
+    return fig03.FIGURE.title, (
+        f"Of the guest's lines the one that ends highest, at {ends[best]:,.0f} pps, is “{best}”: the "
+        "priorities of its threads on one CPU."
+    )
+
+
+def _see_isolation(every: Data) -> tuple[str, str]:
+    data = every.of(isolation.FIGURE.id)
+    kept = {}
+    for run in isolation.FIGURE.runs:
+        if run.by_router:
+            other = min(run.by_router, key=run.by_router.__getitem__)
+            for c in run.configurations:
+                trials = data.trials(run.name, c["name"], top(data, run.name))
+                kept[f"{run.name}, {c['name']}"] = _percent(isolation.shares(trials, other))
+    return (
+        isolation.FIGURE.title,
+        f"What the other router forwards of its own load, median: {_each(kept)}.",
+    )
+
+
+def _see_chains(every: Data) -> tuple[str, str]:
+    figure = napi_isolation.ISOLATION
+    run = every.of(figure.id).bed("two")
+    load = run.loads[-1]
+    kept = {n: _percent(run.kept(n, load, "alone", "b")) for n in run.configurations}
+    return figure.title, f"What chain B keeps while A is overloaded {load}, median: {_each(kept)}."
+
+
+def _see_members(every: Data) -> tuple[str, str]:
+    data = every.of(fig20.FIGURE.id)
+    (run,) = (run.name for run in fig20.FIGURE.runs)
+    ends = {}
+    for binding in (fig20.UNBOUND, fig20.BOUND):
+        first, last = (
+            point(data, Place(run, fig20.name(members, binding)), SIZES[0]).pps
+            for members in (fig20.MEMBERS[0], fig20.MEMBERS[-1])
+        )
+        ends[binding] = f"{first:,.0f} to {last:,.0f}"
+    return fig20.FIGURE.title, (
+        f"A line goes from {fig20.MEMBERS[0]} member to {fig20.MEMBERS[-1]}, on {GROUP.cpus} CPUs that all "
+        f"share; with {wire(SIZES[0])}: {_each(ends)} pps."
+    )
+
+
+def _each(values: Mapping[str, str]) -> str:
+    return "; ".join(f"{name} {value}" for name, value in values.items())
+
+
+def _percent(shares: Sequence[float]) -> str:
+    return f"{100 * median(shares):.1f} %"
