@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 from collections.abc import Sequence
 from dataclasses import replace
@@ -14,10 +15,10 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from experiments import judge, lab, page
+from experiments import found, judge, lab, page
 from experiments.data import Data
 from experiments.figures import FIGURES, fig03
-from experiments.plan import Claim, Verdict
+from experiments.plan import TREE, Claim, Verdict
 
 from vsrtune.bench.report.files import outcome_to_json
 from vsrtune.bench.spec.model import Configuration, Outcome, Trial
@@ -245,3 +246,13 @@ def test_scaled_runs_come_after_what_scales_them() -> None:
             if run.scaled is not None:
                 assert run.scaled[0] in made
             made.append(f"{figure.id}/{run.name}")
+
+
+def test_what_was_found_is_one_page_made_of_the_results() -> None:
+    results = TREE / "docs" / "results"
+    shown = (results / "README.md").read_text()
+    assert shown == found.text(FIGURES, results), "run: make results RESUME=1"
+    assert len(shown.splitlines()) <= 80
+    pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", shown)
+    assert len(set(pictures)) == len(pictures) == 5
+    assert [name for name in pictures if not (results / name).is_file()] == []
