@@ -43,8 +43,10 @@ from vsrtune.model.plan import Action
 from vsrtune.model.root_domains import is_partition
 from vsrtune.model.stepdown import Step
 from vsrtune.model.targets import (
+    HOST_REF,
     CgroupDir,
     CpusetFile,
+    Partition,
     PartitionState,
     Pin,
     Target,
@@ -123,19 +125,25 @@ def undo_order(entries: Iterable[Entry]) -> list[Entry]:
 
     1. threads leave class deadline before anything happens to their root domain, and become less
        urgent before they get other CPUs back
-    2. everything else
-    3. threads leave the cgroups of partitions
-    4. these threads get their own CPUs back, and so do the vcpus whose cgroups these were:
+    2. a slice that is a root domain becomes an ordinary one: it binds all threads in it
+    3. everything else
+    4. threads leave the cgroups of partitions
+    5. these threads get their own CPUs back, and so do the vcpus whose cgroups these were:
        their list would move the threads in it
-    5. threads become more urgent, on their own CPUs
-    6. vsrtune's cgroups and their CPU lists, after all threads have left them
+    6. threads become more urgent, on their own CPUs
+    7. vsrtune's cgroups and their CPU lists, after all threads have left them
     """
     found = list(entries)
     found.reverse()
     moves = [e for e in found if isinstance(e.target, ThreadCgroup) and _in_partition(e.written)]
     moved = {e.target.thread for e in moves if isinstance(e.target, ThreadCgroup)}
     hosts = {(e.target.guest, str(e.written).rpartition("/")[2]) for e in moves}
-    return sorted(found, key=lambda e: _undo_rank(e, moved, hosts))
+    slices = {
+        e.target.path
+        for e in found
+        if isinstance(e.target, Partition) and e.target.guest == HOST_REF
+    }
+    return sorted(found, key=lambda e: _undo_rank(e, moved, hosts, slices))
 
 
 def _in_partition(cgroup: Value) -> bool:
@@ -143,24 +151,28 @@ def _in_partition(cgroup: Value) -> bool:
     return is_partition(name) or name.startswith("vcpu")
 
 
-def _undo_rank(entry: Entry, moved: set[ThreadKey], hosts: set[tuple[str, str]]) -> int:
+def _undo_rank(
+    entry: Entry, moved: set[ThreadKey], hosts: set[tuple[str, str]], slices: set[str]
+) -> int:
     written = entry.written
     match entry.target:
         case ThreadSched() if isinstance(written, Sched):
             original = level(entry.original) if isinstance(entry.original, Sched) else 0
             lowered = written.cls is SchedClass.DEADLINE or original < level(written)
-            return 1 if lowered else 5 if original > level(written) else 2
+            return 1 if lowered else 6 if original > level(written) else 3
+        case Partition(path=path) | CpusetFile(path=path) if path in slices:
+            return 2
         case ThreadCgroup(thread=thread) if thread in moved:
-            return 3
+            return 4
         case ThreadAffinity(thread=thread) | VcpuPin(thread=thread) if thread in moved:
-            return 4
+            return 5
         case VcpuPin(guest=guest, vcpu=vcpu) if (guest, f"vcpu{vcpu}") in hosts:
-            return 4
+            return 5
         case CpusetFile(path=path, file="cpuset.cpus") if is_partition(path):
-            return 6
+            return 7
         case CgroupDir():
-            return 6
-    return 2
+            return 7
+    return 3
 
 
 class Fold:

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import REALTIME, Sched, SchedClass
+from vsrtune.model.guest import REALTIME, Guest, Sched, SchedClass
 from vsrtune.model.host import Host
 from vsrtune.model.journal_records import Entry, applied, undo_order
 from vsrtune.model.plan import Action, Plan, Refusal
@@ -24,6 +24,7 @@ from vsrtune.model.targets import (
     CgroupTarget,
     CpusetFile,
     DeviceNumber,
+    EmulatorPin,
     Partition,
     PartitionState,
     Pin,
@@ -36,11 +37,14 @@ from vsrtune.model.targets import (
     VcpuPin,
 )
 from vsrtune.plan import brought_pins
+from vsrtune.plan.deadline.partitions import CPUS
 from vsrtune.plan.drift import NO_MEMORY, Memory
-from vsrtune.plan.planner import Inputs, Judged, checked, judge
+from vsrtune.plan.planner import Inputs, Judged, checked, is_deadline, judge
+from vsrtune.plan.requirements import pinned_cpus, slices_of
 from vsrtune.plan.safety.projection import project_actions
-from vsrtune.policy.matching import policies_of
-from vsrtune.policy.model import Policy, asks_of_host
+from vsrtune.policy.model import Policy
+
+_PINS = ThreadAffinity | VcpuPin | EmulatorPin
 
 REASON = "no policy asks for it any more"
 
@@ -154,15 +158,13 @@ def _released(inputs: Inputs, judged: Judged) -> frozenset[Target]:
     guests that libvirt is busy with (it would not take the pins back) or has not confirmed. The
     settings of the host that such guests need stay too.
     """
-    snapshot, policies, applied = inputs.snapshot, inputs.policies, inputs.applied
+    snapshot, applied = inputs.snapshot, inputs.applied
     running = {g.ref for g in snapshot.guests}
     refused = {r.guest for r in judged.plan.refusals}
     refused |= {g.ref for g in snapshot.guests if g.waits}
-    # Entries of dead threads are already dropped, so a missing guest with budgets could not be
-    # read.
-    budgets = any(_is_deadline(v) and t.guest not in running - refused for t, v in applied.items())
-    spared = (g for g in snapshot.guests if g.ref in refused)
-    if not budgets and not any(asks_of_host(p) for g in spared for p in policies_of(g, policies)):
+    slices = slices_of(snapshot.host, applied)
+    stays = inputs.host_stays(refused)
+    if not stays:
         running.add(HOST_REF)
     out = {
         t
@@ -179,6 +181,16 @@ def _released(inputs: Inputs, judged: Judged) -> frozenset[Target]:
     # So does a partition whose CPUs or threads change: they are settled while it is empty.
     rebuilt = _rebuilt(snapshot, applied, judged.plan) & running - refused
     out |= {t for t in applied if t.guest in rebuilt and isinstance(t, Partition)}
+    # The list of a slice binds all threads in it, so it goes with the partition.
+    out |= {
+        t
+        for t in applied
+        if isinstance(t, CpusetFile) and t.path in slices and Partition(HOST_REF, t.path) in out
+    }
+    if stays:
+        # Threads in a slice that stays a root domain cannot have their own CPUs back yet.
+        inside = {g.ref for g in snapshot.guests if _within(g, slices)}
+        out = {t for t in out if t.guest not in inside or not isinstance(t, _PINS)}
     changing = {t.guest for t in out if isinstance(t, Partition)}
     # Threads leave a partition that goes; the rest of the plan moves them on.
     out |= {t for t in applied if t.guest in changing and isinstance(t, ThreadCgroup)}
@@ -190,13 +202,25 @@ def _released(inputs: Inputs, judged: Judged) -> frozenset[Target]:
         for t, v in applied.items()
         if isinstance(t, ThreadSched) and t.thread in unpinned and _is_realtime(v)
     }
-    changing |= _broken(snapshot, applied)
+    changing |= rebuilt | _broken(snapshot, applied)
     if HOST_REF in changing:
         changing = running - refused
     # A thread leaves class deadline before its root domain is removed or built anew.
     changing -= refused
-    out |= {t for t, v in applied.items() if t.guest in changing and _is_deadline(v)}
+    out |= {t for t, v in applied.items() if t.guest in changing and is_deadline(v)}
+    if any(isinstance(t, CpusetFile) and t.path in slices and t.file == CPUS for t in out):
+        # Before 6.7 such a list gives every thread in the slice all CPUs of its cgroup.
+        out |= {
+            t
+            for t, v in applied.items()
+            if isinstance(t, ThreadSched) and t.guest in changing and _is_realtime(v)
+        }
     return frozenset(out)
+
+
+def _within(guest: Guest, slices: Collection[str]) -> bool:
+    """Whether a guest lives in one of these slices."""
+    return any(t.cgroup.startswith(f"{path}/") for path in slices for t in guest.threads)
 
 
 def _asked_by_another(judged: Judged, target: Target, written: Value) -> bool:
@@ -209,11 +233,13 @@ def _asked_by_another(judged: Judged, target: Target, written: Value) -> bool:
 
 
 def _rebuilt(snapshot: Snapshot, applied: Mapping[Target, Value], plan: Plan) -> set[str]:
-    """Guests in whose partitions the plan would change the CPUs, or threads that are in them."""
+    """Guests in whose partitions the plan would change the CPUs, or threads that are in them. The
+    host if a thread in a slice that is a root domain would get CPUs outside it."""
     paths = {t.path for t in applied if isinstance(t, Partition)}
-    if not paths and not any(map(_is_deadline, applied.values())):
+    if not paths and not any(map(is_deadline, applied.values())):
         return set()
     present = PresentValues(snapshot)
+    slices = slices_of(snapshot.host, applied)
 
     def inside(action: Action) -> bool:
         target = action.target
@@ -221,7 +247,7 @@ def _rebuilt(snapshot: Snapshot, applied: Mapping[Target, Value], plan: Plan) ->
             case CpusetFile(path=path):
                 return path in paths
             case ThreadSched():
-                return _is_deadline(action.before) and not _is_deadline(action.after)
+                return is_deadline(action.before) and not is_deadline(action.after)
             case ThreadCgroup() | ThreadAffinity() | VcpuPin():
                 thread = present.thread(target)
                 return thread is not None and (
@@ -229,7 +255,21 @@ def _rebuilt(snapshot: Snapshot, applied: Mapping[Target, Value], plan: Plan) ->
                 )
         return False
 
-    return {a.target.guest for a in plan.actions if not a.release and inside(a)}
+    def leaves(action: Action) -> bool:
+        cpus = pinned_cpus(action.after)
+        thread = present.thread(action.target)
+        return (
+            thread is not None
+            and cpus is not None
+            and any(
+                thread.cgroup.startswith(f"{path}/") and not cpus <= within
+                for path, within in slices.items()
+            )
+        )
+
+    actions = [a for a in plan.actions if not a.release]
+    found = {a.target.guest for a in actions if inside(a)}
+    return found | {HOST_REF} if slices and any(map(leaves, actions)) else found
 
 
 def _broken(snapshot: Snapshot, applied: Mapping[Target, Value]) -> set[str]:
@@ -237,10 +277,6 @@ def _broken(snapshot: Snapshot, applied: Mapping[Target, Value]) -> set[str]:
     kernel has booked is unreliable until the root domain is built anew."""
     paths = {c.path for c in snapshot.host.cpusets if not c.valid}
     return {t.guest for t in applied if isinstance(t, Partition) and t.path in paths}
-
-
-def _is_deadline(written: Value) -> bool:
-    return isinstance(written, Sched) and written.cls is SchedClass.DEADLINE
 
 
 def _is_realtime(written: Value) -> bool:

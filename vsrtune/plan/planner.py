@@ -27,7 +27,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import Guest, ThreadKey
+from vsrtune.model.guest import Guest, Sched, SchedClass, ThreadKey
 from vsrtune.model.plan import Action, Drift, Plan, Refusal, Skipped
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.stepdown import NO_STEPS, Steps
@@ -50,12 +50,13 @@ from vsrtune.plan.requirements import (
     not_online,
     refusal,
     requirements_of,
+    slices_of,
 )
 from vsrtune.plan.safety import invariants, standstill
 from vsrtune.plan.safety.projection import project_actions
 from vsrtune.plan.warnings import pins_alone, warnings
-from vsrtune.policy.matching import assign
-from vsrtune.policy.model import IRQ_KEYS, Policy
+from vsrtune.policy.matching import assign, policies_of
+from vsrtune.policy.model import IRQ_KEYS, Policy, asks_of_host
 
 Pairs = tuple[tuple[Guest, Policy], ...]
 
@@ -89,7 +90,8 @@ def plan(
 class Inputs:
     """The inputs of a plan. ``releases`` come first in it; ``snapshot`` and ``applied`` are as
     they will be after them. ``disowned`` is Plan.disowned. ``unable``: guests that are refused
-    from the start, and why."""
+    from the start, and why. ``kept``: slices that stay root domains for the guests that are not
+    planned for."""
 
     snapshot: Snapshot
     policies: Sequence[Policy]
@@ -100,6 +102,19 @@ class Inputs:
     releases: tuple[Action, ...] = ()
     disowned: tuple[Target, ...] = ()
     unable: Mapping[str, tuple[Refusal, ...]] = field(default_factory=dict)
+    kept: frozenset[str] = frozenset()
+
+    def host_stays(self, refused: Collection[str]) -> bool:
+        """Whether what vsrtune has set on the host stays as it is. Guests that are not planned
+        for may need it: the refused ones, and those that libvirt is busy with. So may a guest
+        with budgets that is missing: the journal has dropped the threads of those that ended, so
+        that one could not be read."""
+        left = [g for g in self.snapshot.guests if g.waits or g.ref in refused]
+        planned = {g.ref for g in self.snapshot.guests} - {g.ref for g in left}
+        return any(
+            is_deadline(value) and target.guest not in planned
+            for target, value in self.applied.items()
+        ) or any(asks_of_host(p) for g in left for p in policies_of(g, self.policies))
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,13 +211,25 @@ def judge(inputs: Inputs) -> Judged:
     """Run the pipeline until no refusal affects other guests. The places of interrupts are known
     only when no guest that moves them is refused, and standstills only when everything is
     planned. After such a refusal everything is planned again without the guest, and its
-    interrupts stay where they are."""
-    unable = dict(inputs.unable)
+    interrupts stay where they are. So does a slice that is its root domain: the others are then
+    planned for beside it."""
+    unable, kept = dict(inputs.unable), inputs.kept
+    slices = frozenset(slices_of(inputs.snapshot.host, inputs.applied))
+    holders: dict[str, tuple[Refusal, ...]] = {}
     while True:
-        judged = _pipeline(replace(inputs, unable=unable))
+        judged = _pipeline(replace(inputs, unable=unable, kept=kept))
         why = (*judged.plan.refusals, *judged.standstills)
-        refused = {r.guest for r in judged.plan.refusals} & judged.movers
+        every = {r.guest for r in judged.plan.refusals}
+        refused = every & judged.movers
         refused |= {r.guest for r in judged.standstills}
+        if kept != slices and inputs.host_stays(every):
+            kept = slices
+            holders = {ref: tuple(r for r in why if r.guest == ref) for ref in every}
+            continue
+        if kept and not inputs.host_stays(every):
+            # They are refused only where the slice might change.
+            unable |= holders
+            continue
         if not refused:
             break
         unable |= {ref: tuple(r for r in why if r.guest == ref) for ref in refused}
@@ -298,7 +325,7 @@ def _locate(matched: Matched) -> Located:
 def _require(located: Located) -> Required:
     """Collect the requirements of each policy, and judge all of them except CPU selection."""
     inputs, drifts = located.matched.inputs, located.matched.drifts
-    context = Context(inputs.snapshot.host, located.irq, inputs.applied, drifts)
+    context = Context(inputs.snapshot.host, located.irq, inputs.applied, drifts, inputs.kept)
     every = [requirements_of(context, guest, policy) for guest, policy in located.pairs]
     refusals = [r for requirements in every for r in requirements.refusals]
     kept = _without(every, refusals)
@@ -415,6 +442,11 @@ def _judge(ordered: Ordered) -> Judged:
         )
     final = enforcing(replace(made, warnings=told, drift=drift), inputs.applied)
     return Judged(final, ordered.desired, whole, movers)
+
+
+def is_deadline(written: Value) -> bool:
+    """Whether a value of the journal is class deadline."""
+    return isinstance(written, Sched) and written.cls is SchedClass.DEADLINE
 
 
 def _in_held_partitions(

@@ -59,6 +59,8 @@ class Context:
     applied: Mapping[Target, Value]
     # What somebody has changed, and what the plan does about it.
     drifts: Mapping[Target, Drift] = field(default_factory=dict)
+    # Slices that stay root domains, because of guests that are not planned for.
+    kept: frozenset[str] = frozenset()
 
     @property
     def online(self) -> CpuSet:
@@ -74,6 +76,17 @@ class Context:
     def lists(self) -> dict[Target, Value]:
         """The partitions of ``applied`` and their CPU lists."""
         return {t: v for t, v in self.applied.items() if isinstance(t, CpusetFile | Partition)}
+
+    def beside(self, cgroup: str) -> CpuSet:
+        """The CPUs that kept slices leave to a thread of a cgroup: their own to those in them,
+        the others to the rest."""
+        cpus = self.online
+        for path in self.kept:
+            group = self.host.cpuset(path)
+            if group is not None:
+                inside = cgroup.startswith(f"{path}/")
+                cpus = cpus & group.effective if inside else cpus - group.effective
+        return cpus
 
     def partitioned(self, cgroup: str) -> bool:
         """Whether a cgroup is a partition for threads of a guest, and in force."""
@@ -191,6 +204,14 @@ class _Judgement:
             tuple(self.skipped),
             tuple(self.refusals),
         )
+
+
+def slices_of(host: Host, applied: Mapping[Target, Value]) -> dict[str, CpuSet]:
+    """The slices that are root domains of ours, and their CPUs."""
+    found = (
+        host.cpuset(t.path) for t in applied if isinstance(t, Partition) and t.guest == HOST_REF
+    )
+    return {group.path: group.effective for group in found if group is not None and group.valid}
 
 
 def label(thread: Thread) -> str:
@@ -460,6 +481,16 @@ def _request(
             out.refuse(("cpus", "pool"), reason, "run `vsrtune undo`: auto then chooses anew")
     held = context.held(thread.cgroup) if cpus is None and context.lists else CpuSet()
     allowed -= held
+    beside = context.beside(thread.cgroup)
+    if cpus is not None and cpus <= allowed and not cpus <= beside:
+        out.refuse(
+            keys,
+            f"{', '.join(sorted(context.kept))} stays a root domain for a guest that keeps its "
+            f"settings, which leaves CPUs {allowed & beside or 'none'} to {label(thread)}",
+            "choose among them, or mend the policy of that guest",
+        )
+        return None
+    allowed &= beside
     if cpus is not None and not cpus <= allowed and cpus <= context.online:
         out.refuse(
             keys,
@@ -473,11 +504,12 @@ def _request(
         out.refusals += [told] if told not in out.refusals else []
         return None
     if cpus is None and not usable and thread.role is not Role.EMULATOR:
-        beside = f", root domains of other threads have CPUs {held}" if held else ""
+        held |= context.online - beside
+        others = f", root domains of other threads have CPUs {held}" if held else ""
         out.refuse(
             keys,
             f"no CPU is left for {label(thread)}: its cgroup allows {allowed or 'none'}, "
-            f"interrupts are served on {context.irq}{beside}",
+            f"interrupts are served on {context.irq}{others}",
             "widen the cgroup above the guest, or move the interrupts",
         )
         return None

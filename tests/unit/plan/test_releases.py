@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 
+import pytest
 from imitated_host import ImitatedHost
 from plan_bases import routers
 from planning_samples import budget
@@ -362,3 +363,83 @@ def test_a_mask_that_is_lost_on_the_way_out_of_a_root_domain_is_no_drift() -> No
     settled(host, ask(vr1=f"cpus: {{vhost: 3, emulator: 0}}\n{drift}"))
     assert {host.kernel.mask(tid) for tid in (1021, 1022)} == {"3"}
     assert (host.undo().failed, host.kernel.mask(1021), host.entries()) == ((), "0-7", ())
+
+
+# -- a slice that is a root domain
+
+
+def floating(*, kernel: str = "6.1", **texts: str) -> ImitatedHost:
+    """A host whose guests float in machine.slice, which is a root domain; no pass is left."""
+    host = imitated(kernel=kernel)
+    assert settle(host, ask(**texts), loose=True).actions == ()
+    assert host.loose
+    return host
+
+
+WRONG = "cpus: {vcpu: 99}"
+
+
+def test_a_guest_beside_the_slice_of_a_refused_one_is_planned_for_in_it() -> None:
+    host = floating(vr1=budget_on("1"), vr2="cpus: {vcpu: 2}")
+    policies = ask(
+        vr1=WRONG, vr2=f"cpus: {{vcpu: auto, vhost: auto}}\nscheduler: {{vhost: {{{FIFO}}}}}"
+    )
+    plan = host.plan(policies)
+    assert ([r.guest for r in plan.refusals], host.apply(plan).failed) == (["vr1"], ())
+    assert {host.kernel.mask(tid) for tid in (2001, 2021, 2022)} <= {"1", "2"}
+    assert (host.kernel.mask(1001), host.kernel.sched_attr(1001)) == ("1-2", budget(2, 10))
+    assert host.plan(policies).actions == ()
+
+
+def test_no_guest_leaves_the_slice_of_a_refused_one() -> None:
+    host = floating(vr1=budget_on("1"), vr2="cpus: {vcpu: 2}")
+    for text in ("cpus: {vcpu: 3}", budget_on("3")):
+        plan = host.plan(ask(vr1=WRONG, vr2=text))
+        assert ([r.guest for r in plan.refusals], plan.actions) == (["vr1", "vr2"], ())
+        told = plan.refusals[1].reason
+        assert "machine.slice stays a root domain" in told
+        assert "leaves CPUs 1-2 to vcpu 0" in told
+
+
+def test_a_budget_beside_those_of_a_refused_guest_floats_with_them() -> None:
+    host = floating(vr1=budget_on("1"), vr2="cpus: {vcpu: 2}")
+    policies = ask(vr1=WRONG, vr2=budget_on("2"))
+    plan = host.plan(policies)
+    assert ([r.guest for r in plan.refusals], host.apply(plan).failed) == (["vr1"], ())
+    assert (host.kernel.mask(2001), host.kernel.sched_attr(2001)) == ("1-2", budget(2, 10))
+    assert host.plan(policies).actions == ()
+
+
+def test_a_budget_that_those_of_a_refused_guest_leave_no_room_for_is_refused() -> None:
+    most = f"scheduler: {{vcpu: {{{BUDGETS}}}}}"
+    host = floating(vr1=f"cpus: {{vcpu: 1}}\n{most}")
+    plan = host.plan(ask(vr1=WRONG, vr2=f"cpus: {{vcpu: 1}}\n{most}"))
+    assert ([r.guest for r in plan.refusals], plan.actions) == (["vr1", "vr2"], ())
+    assert "remains beside vr1 vcpu 0 (80 %)" in plan.refusals[1].reason
+
+
+def test_a_thread_leaves_class_deadline_before_it_gets_another_in_the_slice() -> None:
+    host = floating(vr1=budget_on("1"), vr2=budget_on("2"))
+    plan = host.plan(ask(vr1=WRONG, vr2=f"cpus: {{vcpu: 2}}\nscheduler: {{vcpu: {{{FIFO}}}}}"))
+    assert [r.guest for r in plan.refusals] == ["vr1"]
+    assert kinds(plan) == [("thread-sched", True), ("vcpu-pin", False), ("thread-sched", False)]
+    assert host.apply(plan).failed == ()
+
+
+def test_pins_in_the_slice_of_a_refused_guest_wait_until_the_slice_goes() -> None:
+    host = floating(vr1=budget_on("1"), vr2=budget_on("2"))
+    plan = host.plan(ask(vr1=WRONG))
+    assert (kinds(plan), host.apply(plan).failed) == ([("thread-sched", True)], ())
+    assert host.plan(ask(vr1=WRONG)).actions == ()
+    assert host.undo().failed == ()
+    assert {host.kernel.mask(tid) for tid in (1001, 2001)} == {"0-7"}
+
+
+@pytest.mark.parametrize("kernel", ["6.1", "6.12"])
+def test_a_list_outside_the_slice_makes_it_anew(kernel: str) -> None:
+    host = floating(kernel=kernel, vr1=budget_on("1"), vr2=budget_on("1"))
+    settled(host, ask(vr1=budget_on("1"), vr2="cpus: {vcpu: 3}"))
+    assert (host.kernel.mask(2001), host.kernel.sched_attr(2001)) == ("3", Sched())
+    assert host.kernel.sched_attr(1001) == budget(2, 10)
+    assert host.undo().failed == ()
+    assert {host.kernel.mask(tid) for tid in (1001, 2001)} == {"0-7"}

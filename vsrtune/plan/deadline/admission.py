@@ -5,22 +5,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from vsrtune.model.deadline import limit, limit_text, percent
-from vsrtune.model.guest import DATA_PLANE
-from vsrtune.model.host import Host
+from vsrtune.model.deadline import bandwidth, limit, limit_text, percent
+from vsrtune.model.guest import DATA_PLANE, SchedClass
+from vsrtune.model.root_domains import root_domain
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.plan.deadline.model import DomainMode, Member, RootDomain, Search
 from vsrtune.plan.placement.model import Chosen
 from vsrtune.plan.requirements import Requirements, label
 
 
-def admit(host: Host, domain: RootDomain, search: Search) -> None:
-    """Refuse guests whose budgets do not fit, as ``__dl_overflow`` counts them."""
+def admit(snapshot: Snapshot, domain: RootDomain, search: Search) -> None:
+    """Refuse guests whose budgets do not fit, as ``__dl_overflow`` counts them. Threads that stay
+    in the root domain without being planned for have theirs already."""
+    host = snapshot.host
     most = limit(host, domain.cpus)
     if most is None:
         return
-    used = 0
-    beside: list[str] = []
+    members = {m.thread.key for m in domain.members}
+    staying = [
+        (f"{guest.ref} {label(thread)}", bandwidth(thread.sched))
+        for guest in snapshot.guests
+        for thread in guest.threads
+        if thread.sched.cls is SchedClass.DEADLINE
+        and thread.key not in members
+        and root_domain(host, thread) == domain.cpus
+    ]
+    used = sum(want for _, want in staying)
+    beside = [f"{name} ({percent(want)})" for name, want in staying]
     for member in domain.members:
         want = member.booked
         if used + want > most:

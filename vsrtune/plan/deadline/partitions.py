@@ -247,6 +247,9 @@ class _Maker:
 
     def slice(self, domain: RootDomain) -> None:
         """Make the whole slice a partition."""
+        if domain.path in self._context.kept:
+            self._partition(None, domain)
+            return
         group = self._host.cpuset(domain.path)
         file = CPUS if group is None or group.exclusive is None else EXCLUSIVE
         why = f"the CPUs of the root domain: {domain.why}"

@@ -67,6 +67,8 @@ def _search(
     loose: dict[str, list[RootDomain]] = {}
     for cpus, group in sets.items():
         domain = _domain(context.host, cpus, tuple(group), search)
+        if domain is not None and context.kept:
+            domain = _in_kept(context, domain, search)
         if domain is None:
             continue
         search.domains.append(domain)
@@ -75,7 +77,7 @@ def _search(
     for slice_ in loose:
         _merge(context, snapshot, slice_, per_guest, search)
     for domain in search.domains:
-        admit(context.host, domain, search)
+        admit(snapshot, domain, search)
         evict(snapshot, per_guest, domain, search)
         keep_out([m for m in pins if m.thread.role is Role.NAPI], domain, search)
     emulators(per_guest, search)
@@ -214,6 +216,25 @@ def _domain(
     return RootDomain(DomainMode.LOOSE, cpus, first.slice, group, why)
 
 
+def _in_kept(context: Context, domain: RootDomain, search: Search) -> RootDomain | None:
+    """The root domain beside slices that stay root domains: threads in one of these can have no
+    other."""
+    path = domain.slice
+    below = [m for m in domain.members if m.thread.cgroup.startswith(f"{path}/")]
+    if path not in context.kept or not below or domain.mode is DomainMode.LOOSE:
+        return domain
+    if domain.mode is DomainMode.TIGHT:
+        why = f"{path} is one already, of a guest that keeps its settings"
+        return RootDomain(DomainMode.LOOSE, domain.cpus, path, domain.members, why)
+    search.refuse(
+        next(m for m in domain.members if m.booked),
+        f"{path} stays a root domain for a guest that keeps its settings, so its threads can have "
+        "none of their own",
+        "mend the policy of that guest",
+    )
+    return None
+
+
 def _tight_name(cpus: CpuSet, group: Sequence[Member]) -> str:
     """The name of the partition's cgroup: libvirt's own of the first vcpu if there is one, so
     that the partition stays in force when vcpupin rewrites ``cpuset.cpus``."""
@@ -261,12 +282,17 @@ def _merge(
     apart = (DomainMode.KTHREADS, DomainMode.ISOLATED)
     away = {m.thread.key for d in search.domains if d.mode in apart for m in d.members}
     inside = [m for m in inside if m.thread.key not in away]
+    kept = context.host.cpuset(slice_) if slice_ in context.kept else None
+    if kept is not None:
+        # The other threads of these guests live at the top.
+        inside = [m for m in inside if m.thread.cgroup.startswith(f"{slice_}/")]
     old = [
         d
         for d in search.domains
         if d.mode in (DomainMode.LOOSE, DomainMode.TIGHT) and d.slice == slice_
     ]
     cpus = CpuSet.union(search.chosen[m.thread.key].cpus for m in inside)
+    cpus = cpus if kept is None else kept.effective
     merged = RootDomain(DomainMode.LOOSE, cpus, slice_, tuple(inside), next(d.why for d in old))
     search.domains = [d for d in search.domains if d not in old] + [merged]
     for member in inside:

@@ -147,6 +147,7 @@ class Projection:
                 self._group(path, lambda c: _partitioned(c, state))
                 if group is not None and group.valid and state.wanted == "member":
                     self._freed(path, group.effective)
+                    self._widened(path)
             case _:
                 raise TypeError(f"{action.target.kind} does not take {action.after!r}")
 
@@ -226,6 +227,8 @@ class Projection:
         for number, guest in enumerate(self._guests):
             if any(t.cgroup == path for t in guest.threads):
                 self._change(number, lambda g, t: _listed_anew(g, t, path, text))
+        if not cpus:
+            self._widened(path)
 
     def _freed(self, path: str, cpus: CpuSet) -> None:
         """The CPUs of a partition that goes are free to all cgroups outside it again, as far as
@@ -258,6 +261,43 @@ class Projection:
             if not group.valid and not f"{group.path}/".startswith(f"{path}/"):
                 wide = group.effective | allowed(group.path)
                 self._groups[group.path] = replace(group, effective=wide)
+        self._host = None
+
+    def _reach(self, path: str) -> CpuSet:
+        """The CPUs that the partitions, and the lists from a cgroup upwards, leave to it."""
+        cpus, at = self.host.online, path
+        while at:
+            group = self._cpuset(at)
+            if group is not None and group.valid:
+                return cpus & group.effective or group.effective
+            if group is not None and group.cpus:
+                cpus = cpus & CpuSet.parse(group.cpus) or cpus
+            at = at.rpartition("/")[0]
+        return cpus - CpuSet.union(g.effective for g in self.host.cpusets if g.valid) or cpus
+
+    def _widened(self, path: str) -> None:
+        """A cgroup is bound no more, and neither are those below it. Before 6.7 their threads get
+        all CPUs of their cpuset, later only those that had all of them."""
+
+        def changed(_guest: Guest, thread: Thread) -> Thread:
+            effective = thread.cpuset_effective
+            if effective is None or not thread.cgroup.startswith(f"{path}/"):
+                return thread
+            wide = self._reach(thread.cgroup)
+            follows = thread.affinity == effective or (forgets and wide != effective)
+            return replace(
+                thread,
+                affinity=wide if follows else thread.affinity,
+                cpuset_effective=wide,
+                cpuset_limit=thread.cpuset_limit and self._reach(thread.cgroup.rpartition("/")[0]),
+            )
+
+        forgets = all(g.exclusive is None for g in self.host.cpusets)
+        for number in range(len(self._guests)):
+            self._change(number, changed)
+        for group in self.host.cpusets:
+            if f"{group.path}/".startswith(f"{path}/") and not group.valid:
+                self._groups[group.path] = replace(group, effective=self._reach(group.path))
         self._host = None
 
     def _listed(self, key: ThreadKey, name: str, pin: Pin) -> None:
