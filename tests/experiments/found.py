@@ -40,17 +40,9 @@ _NOT = (
 )
 # The other pages, in the order in which to read them.
 _APPENDIX = (
-    "peers",
-    "no-harm",
-    "levers",
-    "demo",
-    "queue",
-    "paper",
-    "module-guest",
-    "napi-macvlan",
-    "scale",
-    "events",
-)
+    "peers", "no-harm", "levers", "demo", "queue", "paper", "module-guest", "napi-macvlan",
+    "scale", "events",
+)  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -115,14 +107,15 @@ def text(figures: Sequence[Figure], docs: Path) -> str:
     return "\n".join([*lines, *_wrapped(f"**Appendix:** {', '.join(links)}.")]) + "\n"
 
 
-def _wrapped(words: str, **indents: str) -> list[str]:
+def _wrapped(words: str, first: str = "", rest: str = "") -> list[str]:
     return textwrap.wrap(
-        words, WIDTH, break_long_words=False, break_on_hyphens=False, **indents
+        words, WIDTH, initial_indent=first, subsequent_indent=rest,
+        break_long_words=False, break_on_hyphens=False,
     )  # fmt: skip
 
 
 def _item(words: str) -> list[str]:
-    return _wrapped(words, initial_indent="- ", subsequent_indent="  ")
+    return _wrapped(words, "- ", "  ")
 
 
 def _tally(points: Sequence[_Point]) -> str:
@@ -153,7 +146,8 @@ def _forwards(found: _Found) -> list[str]:
         if not all(data.has(run.name) for run in figure.runs):
             rows.append([kernel, "", "not measured", "not measured"])
             continue
-        rows.append([kernel, *_once(data)])
+        if 1.0 not in peers.FACTORS:
+            rows.append([kernel, *_once(data)])
         for factor, load in zip(peers.FACTORS, data.loads(peers.RUN), strict=True):
             ours = Place(peers.RUN, peers.OURS, load)
             others = (Place(peers.RUN, name, load) for name in (peers.UNTUNED, peers.LIBVIRT))
@@ -238,11 +232,12 @@ def _beside(found: _Found) -> list[str]:
     each = "; ".join(f"{name}, {_said(verdict)}" for name, verdict in verdicts.items())
     certain = [one for one in found.of(isolation.FIGURE.id) if one.certain]
     flows = [one for one in found.of(fairness.FIGURE.id) if one.claim.text.endswith(", bound.")]
+    alike = _listed(flows).replace(", bound", "")
     return [
         "## What one router leaves to another", "",
         *_item(f"**{plain}** One router overloaded, the other keeps more with budgets than without: {each}."),
         *(line for one in certain for line in _item(f"{one}.")),
-        *_item(f"Two flows to two routers at equal priority: {_listed(flows)}."), "",
+        *_item(f"Two flows to two routers at equal priority: {alike}."), "",
         *_pictures(found, ("isolation", _see_isolation)),
     ]  # fmt: skip
 
@@ -254,7 +249,8 @@ def _beyond(run: Run) -> Judge:
 
     def judge(data: Data) -> Verdict:
         pairs = rounds(data, Place(run.name, ours), Place(run.name, theirs))
-        ratio = paired_ratio(*(isolation.shares(c, other) for c in zip(*pairs, strict=True)))
+        with_it, without = (isolation.shares(c, other) for c in zip(*pairs, strict=True))
+        ratio = paired_ratio(with_it, without)
         return Verdict(above()((ratio, ratio)), str(ratio))
 
     return judge
@@ -269,7 +265,8 @@ def _rest(found: _Found) -> list[str]:
     better = "".join(f" {one}, {_figures(one.verdict)}." for one in module if one.certain)
     return [
         "## The rest, a line each", "",
-        *_item(f"**Kernel module**, better than the kernel's macvlan: {_gain(module)}.{better}"),
+        *_item(f"**Kernel module**, a guest on it against macvtap: {_tally(found.on('module-guest'))}. Routers "
+               f"in namespaces, better than the kernel's macvlan: {_gain(module)}.{better}"),
         *_item(f"**Groups**, several members (PVR) forward more than one: {_gain(gains)}. Of balancers and "
                f"routers (MSR): {_gain(stages)}."),
         *_item(f"**Cost**: {_cost(found.docs)}"),

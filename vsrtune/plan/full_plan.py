@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import REALTIME, Guest, Sched, SchedClass
+from vsrtune.model.guest import REALTIME, Guest, Sched, SchedClass, Thread
 from vsrtune.model.host import Host
 from vsrtune.model.journal_records import Entry, applied, undo_order
 from vsrtune.model.plan import Action, Plan, Refusal
@@ -37,7 +37,6 @@ from vsrtune.model.targets import (
     VcpuPin,
 )
 from vsrtune.plan import brought_pins
-from vsrtune.plan.deadline.partitions import CPUS
 from vsrtune.plan.drift import NO_MEMORY, Memory
 from vsrtune.plan.planner import Inputs, Judged, checked, is_deadline, judge
 from vsrtune.plan.requirements import pinned_cpus, slices_of
@@ -45,6 +44,7 @@ from vsrtune.plan.safety.projection import project_actions
 from vsrtune.policy.model import Policy
 
 _PINS = ThreadAffinity | VcpuPin | EmulatorPin
+CPUS = "cpuset.cpus"
 
 REASON = "no policy asks for it any more"
 
@@ -126,7 +126,7 @@ def _after(
             back.append(Action(target, applied, entry.original, reason, release=True))
         else:
             disowned.append(target)
-    projected = project_actions(snapshot, back)
+    projected = _masks_forgotten(snapshot, project_actions(snapshot, back), back)
     return replace(
         inputs,
         snapshot=projected,
@@ -136,6 +136,32 @@ def _after(
         releases=tuple(back),
         disowned=tuple(disowned),
     )
+
+
+def _masks_forgotten(snapshot: Snapshot, projected: Snapshot, back: Collection[Action]) -> Snapshot:
+    """``projected``, in which threads of a slice that was a root domain have all CPUs of their
+    cpuset, unless they had fewer or get a mask. Those whose slice has its list back have them in
+    any case: kernels before 6.2 forget masks, and only those before 6.7 have such a list."""
+    slices = slices_of(snapshot.host, [a.target for a in back])
+    if not slices:
+        return projected
+    lists = [
+        a.target.path
+        for a in back
+        if isinstance(a.target, CpusetFile) and a.target.file == CPUS and a.target.path in slices
+    ]
+    had = {t.key: t.cpuset_effective for g in snapshot.guests for t in g.threads}
+    given = {a.target.thread for a in back if isinstance(a.target, _PINS)}
+
+    def forgotten(thread: Thread) -> Thread:
+        paths = slices if thread.affinity == had[thread.key] else lists
+        below = any(thread.cgroup.startswith(f"{path}/") for path in paths)
+        if not below or thread.key in given or thread.cpuset_effective is None:
+            return thread
+        return replace(thread, affinity=thread.cpuset_effective)
+
+    guests = (replace(g, threads=tuple(map(forgotten, g.threads))) for g in projected.guests)
+    return replace(projected, guests=tuple(guests))
 
 
 def _masks_followed(

@@ -206,7 +206,7 @@ class _Judgement:
         )
 
 
-def slices_of(host: Host, applied: Mapping[Target, Value]) -> dict[str, CpuSet]:
+def slices_of(host: Host, applied: Iterable[Target]) -> dict[str, CpuSet]:
     """The slices that are root domains of ours, and their CPUs."""
     found = (
         host.cpuset(t.path) for t in applied if isinstance(t, Partition) and t.guest == HOST_REF

@@ -17,13 +17,14 @@ pytest.importorskip("matplotlib")
 
 from experiments import found, judge, lab, page
 from experiments.data import Data
-from experiments.figures import FIGURES, fig03
+from experiments.figures import FIGURES, fig03, isolation
 from experiments.plan import TREE, Claim, Verdict
 
 from vsrtune.bench.report.files import outcome_to_json
-from vsrtune.bench.spec.model import Configuration, Outcome, Trial
+from vsrtune.bench.spec.model import Configuration, Load, Outcome, Trial
 
 LOADS = (16000, 32000, 64000)
+RESULTS = TREE / "docs" / "results"
 
 
 def outcome(peaks: dict[str, float], *, decline: str = "") -> Outcome:
@@ -231,6 +232,60 @@ class TestPages:
         assert Data(tmp_path / "raw").outcome("x/y") == made
 
 
+class TestFound:
+    """The one page of what was found."""
+
+    text = (RESULTS / "README.md").read_text()
+
+    def test_it_is_what_the_stored_results_say(self) -> None:
+        said = "run `python3 -m experiments --page` in tests/ and commit what it writes"
+        assert found.text(FIGURES, RESULTS) == self.text, said
+
+    def test_it_is_one_page_with_five_pictures(self) -> None:
+        lines = self.text.splitlines()
+        assert len(lines) <= 80
+        assert [line for line in lines if len(line) > found.WIDTH and line[0] != "|"] == []
+        pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", self.text)
+        assert len(set(pictures)) == len(pictures) == 5
+        assert all((RESULTS / picture).exists() for picture in pictures)
+
+    def test_it_leads_to_each_page_and_each_leads_back(self) -> None:
+        links = set(re.findall(r"(?<!!)\[[^]!]+\]\(([^)]+)\)", self.text))
+        assert [link for link in links if not (RESULTS / link).exists()] == []
+        pages = {path.name for path in RESULTS.glob("*.md")} - {"README.md"}
+        assert pages - links == set()
+        assert [name for name in pages if page.START not in (RESULTS / name).read_text()] == []
+
+    def test_nothing_measured_is_said(self, tmp_path: Path) -> None:
+        text = found.text(FIGURES, tmp_path)
+        assert "has not been measured" in text
+        assert "(png/" not in text
+        assert "not shown to isolate anything" in text
+
+    def test_budgets_that_isolate_are_said(self, tmp_path: Path) -> None:
+        (run,) = (run for run in isolation.FIGURE.runs if run.name == "fourfold")
+        names = [str(c["name"]) for c in run.configurations]
+        load = Load({"vr1": 36000.0, "vr2": 8000.0}, 2.0)
+        trials = [
+            replace(
+                samples.trial(name, 44000, 12000),
+                load=load,
+                sent=88000,
+                sent_by={"vr1": 72000, "vr2": 16000},
+                forwarded_by={"vr1": 8000, "vr2": 16000 if name == names[0] else 4000},
+            )
+            for _ in range(9)
+            for name in names
+        ]
+        made = replace(
+            outcome({}), trials=tuple(trials), configurations=tuple(map(Configuration, names))
+        )
+        store(tmp_path / "raw", "isolation/fourfold", made)
+        text = " ".join(found.text(FIGURES, tmp_path).split())
+        assert "**CPU budgets isolate routers more than equal priority alone does.**" in text
+        assert "fourfold, reached: 4.00 (95% 4.00..4.00, 9 pairs)" in text
+
+
 def test_runs_are_made_once(tmp_path: Path) -> None:
     before = [key for key, _ in lab.missing(FIGURES, tmp_path)]
     assert len(before) == len(set(before))
@@ -246,13 +301,3 @@ def test_scaled_runs_come_after_what_scales_them() -> None:
             if run.scaled is not None:
                 assert run.scaled[0] in made
             made.append(f"{figure.id}/{run.name}")
-
-
-def test_what_was_found_is_one_page_made_of_the_results() -> None:
-    results = TREE / "docs" / "results"
-    shown = (results / "README.md").read_text()
-    assert shown == found.text(FIGURES, results), "run: make results RESUME=1"
-    assert len(shown.splitlines()) <= 80
-    pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", shown)
-    assert len(set(pictures)) == len(pictures) == 5
-    assert [name for name in pictures if not (results / name).is_file()] == []

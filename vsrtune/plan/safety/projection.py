@@ -276,23 +276,19 @@ class Projection:
         return cpus - CpuSet.union(g.effective for g in self.host.cpusets if g.valid) or cpus
 
     def _widened(self, path: str) -> None:
-        """A cgroup is bound no more, and neither are those below it. Before 6.7 their threads get
-        all CPUs of their cpuset, later only those that had all of them."""
+        """A cgroup is bound no more, and neither are those below it. Masks stay."""
 
         def changed(_guest: Guest, thread: Thread) -> Thread:
             effective = thread.cpuset_effective
             if effective is None or not thread.cgroup.startswith(f"{path}/"):
                 return thread
             wide = self._reach(thread.cgroup)
-            follows = thread.affinity == effective or (forgets and wide != effective)
             return replace(
                 thread,
-                affinity=wide if follows else thread.affinity,
                 cpuset_effective=wide,
                 cpuset_limit=thread.cpuset_limit and self._reach(thread.cgroup.rpartition("/")[0]),
             )
 
-        forgets = all(g.exclusive is None for g in self.host.cpusets)
         for number in range(len(self._guests)):
             self._change(number, changed)
         for group in self.host.cpusets:
