@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from vsrtune.core.cpuset import CpuSet
@@ -10,6 +11,7 @@ from vsrtune.model.deadline import bandwidth, limit, served_by_kernel
 from vsrtune.model.guest import Role, SchedClass, Thread
 from vsrtune.model.host import Host
 from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import HOST_REF, Partition, Target
 
 # vsrtune's partitions are the cgroups of this name followed by their CPUs.
 PARTITION_CGROUP = "vsrtune.cpus"
@@ -18,6 +20,26 @@ PARTITION_CGROUP = "vsrtune.cpus"
 def is_partition(path: str) -> bool:
     """Whether a cgroup is one that vsrtune makes for a root domain."""
     return path.rpartition("/")[2].startswith(PARTITION_CGROUP)
+
+
+def slices_of(host: Host, targets: Iterable[Target]) -> dict[str, CpuSet]:
+    """The slices that are root domains by these targets, and their CPUs."""
+    found = (
+        host.cpuset(t.path) for t in targets if isinstance(t, Partition) and t.guest == HOST_REF
+    )
+    return {group.path: group.effective for group in found if group is not None and group.valid}
+
+
+def left_beside(host: Host, slices: Collection[str], cgroup: str) -> CpuSet:
+    """The CPUs that slices which are root domains leave to a thread of a cgroup: their own to
+    those in them, the others to the rest."""
+    cpus = host.online
+    for path in slices:
+        group = host.cpuset(path)
+        if group is not None:
+            inside = cgroup.startswith(f"{path}/")
+            cpus = cpus & group.effective if inside else cpus - group.effective
+    return cpus
 
 
 def root_domain(host: Host, thread: Thread) -> CpuSet | None:

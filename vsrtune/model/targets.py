@@ -375,3 +375,10 @@ def decode_value(target: Target, data: Any, where: str) -> Value:
     """Read an encoded value: its type follows from the target, because a CPU list
     and a path are both text. Raises VsrtuneError as ``decode`` does."""
     return cast(Value, decode(target.values, data, where))
+
+
+def pinned_cpus(value: Value | None) -> CpuSet | None:
+    """The CPUs of a pin or affinity value."""
+    if isinstance(value, Pin):
+        return value.cpus
+    return value if isinstance(value, CpuSet) else None

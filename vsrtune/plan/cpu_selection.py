@@ -10,10 +10,11 @@ from dataclasses import replace
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import ThreadKey
 from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import pinned_cpus
 from vsrtune.plan.interrupt_cpus import inner_links, lower_nics
 from vsrtune.plan.placement.greedy import place
 from vsrtune.plan.placement.model import Chosen, Occupant, Seat
-from vsrtune.plan.requirements import Context, PinRequest, Requirements, label, pinned_cpus, staying
+from vsrtune.plan.requirements import Context, PinRequest, Requirements, label, staying
 from vsrtune.policy.model import AUTO, cpus_for
 
 

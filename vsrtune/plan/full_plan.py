@@ -17,6 +17,7 @@ from vsrtune.model.host import Host
 from vsrtune.model.journal_records import Entry, applied, undo_order
 from vsrtune.model.plan import Action, Plan, Refusal
 from vsrtune.model.present import PresentValues
+from vsrtune.model.root_domains import slices_of
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.stepdown import NO_STEPS, Steps
 from vsrtune.model.targets import (
@@ -35,16 +36,16 @@ from vsrtune.model.targets import (
     TimeSlice,
     Value,
     VcpuPin,
+    pinned_cpus,
 )
 from vsrtune.plan import brought_pins
+from vsrtune.plan.deadline.partitions import CPUS
 from vsrtune.plan.drift import NO_MEMORY, Memory
 from vsrtune.plan.planner import Inputs, Judged, checked, is_deadline, judge
-from vsrtune.plan.requirements import pinned_cpus, slices_of
 from vsrtune.plan.safety.projection import project_actions
 from vsrtune.policy.model import Policy
 
 _PINS = ThreadAffinity | VcpuPin | EmulatorPin
-CPUS = "cpuset.cpus"
 
 REASON = "no policy asks for it any more"
 

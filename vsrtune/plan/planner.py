@@ -29,6 +29,7 @@ from dataclasses import dataclass, field, replace
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import Guest, Sched, SchedClass, ThreadKey
 from vsrtune.model.plan import Action, Drift, Plan, Refusal, Skipped
+from vsrtune.model.root_domains import slices_of
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.stepdown import NO_STEPS, Steps
 from vsrtune.model.targets import Target, Value
@@ -50,7 +51,6 @@ from vsrtune.plan.requirements import (
     not_online,
     refusal,
     requirements_of,
-    slices_of,
 )
 from vsrtune.plan.safety import invariants, standstill
 from vsrtune.plan.safety.projection import project_actions

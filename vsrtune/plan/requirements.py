@@ -27,13 +27,13 @@ from vsrtune.model.guest import (
 )
 from vsrtune.model.host import Host
 from vsrtune.model.plan import Drift, DriftRule, Refusal, Skipped
+from vsrtune.model.root_domains import left_beside
 from vsrtune.model.targets import (
     HOST_REF,
     CpusetFile,
     EmulatorPin,
     NapiThreaded,
     Partition,
-    Pin,
     Target,
     ThreadAffinity,
     ThreadSched,
@@ -76,17 +76,6 @@ class Context:
     def lists(self) -> dict[Target, Value]:
         """The partitions of ``applied`` and their CPU lists."""
         return {t: v for t, v in self.applied.items() if isinstance(t, CpusetFile | Partition)}
-
-    def beside(self, cgroup: str) -> CpuSet:
-        """The CPUs that kept slices leave to a thread of a cgroup: their own to those in them,
-        the others to the rest."""
-        cpus = self.online
-        for path in self.kept:
-            group = self.host.cpuset(path)
-            if group is not None:
-                inside = cgroup.startswith(f"{path}/")
-                cpus = cpus & group.effective if inside else cpus - group.effective
-        return cpus
 
     def partitioned(self, cgroup: str) -> bool:
         """Whether a cgroup is a partition for threads of a guest, and in force."""
@@ -206,14 +195,6 @@ class _Judgement:
         )
 
 
-def slices_of(host: Host, applied: Iterable[Target]) -> dict[str, CpuSet]:
-    """The slices that are root domains of ours, and their CPUs."""
-    found = (
-        host.cpuset(t.path) for t in applied if isinstance(t, Partition) and t.guest == HOST_REF
-    )
-    return {group.path: group.effective for group in found if group is not None and group.valid}
-
-
 def label(thread: Thread) -> str:
     """The name of a thread in messages: ``vcpu 0``, ``vhost macvtap0/0``, ``emulator``."""
     if thread.role is Role.VCPU:
@@ -239,13 +220,6 @@ def pin_target(guest: Guest, thread: Thread) -> Target:
     if guest.source == "libvirt" and thread.role is Role.EMULATOR:
         return EmulatorPin(guest.ref, guest.uuid, thread.key)
     return ThreadAffinity(guest.ref, thread.key, label(thread))
-
-
-def pinned_cpus(value: Value | None) -> CpuSet | None:
-    """The CPUs of a pin or affinity value."""
-    if isinstance(value, Pin):
-        return value.cpus
-    return value if isinstance(value, CpuSet) else None
 
 
 def foreign_deadline(context: Context, guest: Guest, thread: Thread) -> bool:
@@ -481,7 +455,7 @@ def _request(
             out.refuse(("cpus", "pool"), reason, "run `vsrtune undo`: auto then chooses anew")
     held = context.held(thread.cgroup) if cpus is None and context.lists else CpuSet()
     allowed -= held
-    beside = context.beside(thread.cgroup)
+    beside = left_beside(context.host, context.kept, thread.cgroup)
     if cpus is not None and cpus <= allowed and not cpus <= beside:
         out.refuse(
             keys,

@@ -41,10 +41,10 @@ from vsrtune.model.targets import (
     ThreadSched,
     Value,
     VcpuPin,
+    pinned_cpus,
 )
 from vsrtune.plan.interrupt_cpus import confined, queue_irqs
 from vsrtune.plan.phases import on_lower_device, out_of_order
-from vsrtune.plan.requirements import pinned_cpus
 from vsrtune.plan.safety.projection import Projection, scope_limit
 
 
