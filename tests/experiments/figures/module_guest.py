@@ -159,7 +159,7 @@ FIGURE = Figure(
     "what the router forwards untuned on macvtap. Beside a busy router there are two slow ones, with "
     f"{_SLOW.rules:,} routing rules and a CPU each: three emulated CPUs on two cores.",
     runs=tuple(
-        run for release in _RELEASES for run in (*_runs(release), *_runs_of_two(release))
+        run for made in (_runs, _runs_of_two) for release in _RELEASES for run in made(release)
     ),
     claims=tuple(claim for release, kernel in _RELEASES.items() for claim in _claims(release, kernel)),
     plots=_plots,
