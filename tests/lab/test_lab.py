@@ -95,8 +95,9 @@ REBOOT = ("test_reboot.py",)
 DEBIAN = ("--cpus", "3", "--apparmor", "--ipv6")
 WORLD = ("test_world.py",)
 AS_DEBIAN = (*WORLD, "test_tune.py", "test_hotplug.py", "test_travel.py")
+TUTORIAL = ("test_tutorial.py",)
 # In the labs of real NICs, with two guests, or in a lab of their own.
-ELSEWHERE = (*ALONE, *GROUPS, *STILL, *REBOOT, *WORLD, "test_show.py", "test_irq.py", "test_keep_off.py")
+ELSEWHERE = (*ALONE, *GROUPS, *STILL, *REBOOT, *WORLD, "test_show.py", "test_irq.py", "test_keep_off.py", *TUTORIAL)
 # The longest first, since several may run at once.
 MATRIX = [
     Boot("bookworm", "veth", VETH, core=True),
@@ -115,6 +116,7 @@ MATRIX = [
     Boot("backports", "kmod", BENCH, ("test_kmod.py", *FRAMES, TUNING)),
     Boot("bookworm", "kmod", BENCH, ("test_kmod.py", "test_show.py")),
     Boot("trixie", "kmod", BENCH, ("test_kmod.py", "test_show.py")),
+    Boot("trixie", "tutorial", ("--cpus", "2"), TUTORIAL),
     Boot("trixie", "pair", PAIR, GROUPS),
     Boot("bookworm", "pair", PAIR, GROUPS),
 ]
