@@ -69,7 +69,10 @@ PAIR = ("--cpus", "3", "--guests", "2")
 ATTACH = ("test_attach.py",)
 # What depends on the NIC, on queues or on a second guest; the rest would only be repeated.
 TUNING = "test_tune.py::test_packets_leave_the_interrupt_cpu_to_the_nic"
-REAL_NIC = ("test_show.py", "test_irq.py", TUNING, "test_deadline.py::test_two_guests_share_a_cpu")
+REAL_NIC = (
+    "test_show.py", "test_irq.py", TUNING, "test_deadline.py::test_two_guests_share_a_cpu",
+    "test_keep_off.py",
+)  # fmt: skip
 # These make and load devices of the kernel module on the lower ones.
 FRAMES = ("test_kmod_frames.py", "test_kmod_trust.py", "test_kmod_guest.py")
 # The first attaches anew, for which a router without libvirt may not hold the lower devices.
@@ -92,8 +95,9 @@ REBOOT = ("test_reboot.py",)
 DEBIAN = ("--cpus", "3", "--apparmor", "--ipv6")
 WORLD = ("test_world.py",)
 AS_DEBIAN = (*WORLD, "test_tune.py", "test_hotplug.py", "test_travel.py")
+TUTORIAL = ("test_tutorial.py",)
 # In the labs of real NICs, with two guests, or in a lab of their own.
-ELSEWHERE = (*ALONE, *GROUPS, *STILL, *REBOOT, *WORLD, "test_show.py", "test_irq.py")
+ELSEWHERE = (*ALONE, *GROUPS, *STILL, *REBOOT, *WORLD, "test_show.py", "test_irq.py", "test_keep_off.py", *TUTORIAL)
 # The longest first, since several may run at once.
 MATRIX = [
     Boot("bookworm", "veth", VETH, core=True),
@@ -112,6 +116,7 @@ MATRIX = [
     Boot("backports", "kmod", BENCH, ("test_kmod.py", *FRAMES, TUNING)),
     Boot("bookworm", "kmod", BENCH, ("test_kmod.py", "test_show.py")),
     Boot("trixie", "kmod", BENCH, ("test_kmod.py", "test_show.py")),
+    Boot("trixie", "tutorial", ("--cpus", "2"), TUTORIAL),
     Boot("trixie", "pair", PAIR, GROUPS),
     Boot("bookworm", "pair", PAIR, GROUPS),
 ]

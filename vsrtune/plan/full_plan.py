@@ -42,7 +42,9 @@ from vsrtune.plan import brought_pins
 from vsrtune.plan.deadline.partitions import CPUS
 from vsrtune.plan.drift import NO_MEMORY, Memory
 from vsrtune.plan.planner import Inputs, Judged, checked, is_deadline, judge
+from vsrtune.plan.safety.invariants import PlanError
 from vsrtune.plan.safety.projection import project_actions
+from vsrtune.policy.matching import policies_of
 from vsrtune.policy.model import Policy
 
 _PINS = ThreadAffinity | VcpuPin | EmulatorPin
@@ -77,7 +79,8 @@ def plan_with_releases(
 
     What is to be released may stand in the way of a guest, or hide why it has to be refused. The
     host is therefore judged as the releases leave it, until that judgement releases nothing more.
-    A guest that is refused only then is refused from the start, and keeps all its settings.
+    A guest that is refused only then is refused from the start, and keeps all its settings. So
+    does one about which the planner is wrong: it costs the others nothing.
     """
     entries = (*entries, *brought_pins.entries(snapshot.guests, snapshot.host, entries))
     written = applied(entries)
@@ -99,9 +102,27 @@ def plan_with_releases(
             released = frozenset()
             continue
         more = _released(inputs, judged) | came
-        if more <= released:
+        if not more <= released:
+            released |= more
+            continue
+        try:
             return checked(after, judged)
-        released |= more
+        except PlanError as error:
+            refusal = _left_out(inputs, error)
+            if refusal is None or refusal.guest in unable:
+                raise
+            unable[refusal.guest] = (refusal,)
+            released = frozenset()
+
+
+def _left_out(inputs: Inputs, error: PlanError) -> Refusal | None:
+    """The refusal of the guest about which the planner is wrong, None when that is no guest with
+    a policy."""
+    guests = [g for g in inputs.snapshot.guests if g.ref == error.guest]
+    for policy in (p for guest in guests for p in policies_of(guest, inputs.policies)):
+        where = f" ({error.where})" if error.where else ""
+        return Refusal(error.guest, policy.at(), f"{error.what}{where}", error.hint)
+    return None
 
 
 def _after(

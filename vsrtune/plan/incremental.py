@@ -62,8 +62,8 @@ def remember(
     heeded: Mapping[str, CpuSet | None],
 ) -> Whole | None:
     """The memory of a whole plan for planning guests alone. None when guests share root domains
-    or devices: they have to wait for the next whole plan."""
-    if found.domains or found.later or context.lists:
+    or devices, or keep others off their CPUs: they have to wait for the next whole plan."""
+    if found.domains or found.later or context.lists or any(w.policy.keep_off for w in per_guest):
         return None
     shapes: dict[str, Hashable] = {}
     devices: dict[int, str] = {}
@@ -93,7 +93,7 @@ def plan_alone(
 ) -> Plan | None:
     """The plan for the guests of ``snapshot``, which has no others (SnapshotSlice.alone).
     ``entries`` of the journal and ``memory`` need to cover these only. None when all guests have to
-    be planned, as for releases."""
+    be planned, as for releases, or to refuse one about which the planner is wrong."""
     host, written = snapshot.host, applied(entries)
     if whole.policies != tuple(policies):
         return None
@@ -133,7 +133,10 @@ def plan_alone(
         heeded={HOST_REF: whole.by_hand, **heeded},
         accepted=frozenset(w.guest.ref for w in per_guest if w.policy.accept_standstill),
     )
-    invariants.check(snapshot, made, written)
+    try:
+        invariants.check(snapshot, made, written)
+    except invariants.PlanError:
+        return None
     concerned = draft.left.union({a.target for a in made.actions}, *(r.left for r in per_guest))
     drift = tuple(d for target, d in context.drifts.items() if target in concerned)
     return enforcing(replace(made, drift=drift), written)

@@ -64,7 +64,8 @@ class Phase(IntEnum):
     # Threads have a partition's CPUs before they are moved to it, so no move changes a mask.
     PARTITION_MOVES = auto()
     PIN_EMULATORS = auto()
-    # Lists of the cgroups above partitions, then those beside them, then their own.
+    # Lists of the cgroups above partitions, then those beside them and of guests that keep off,
+    # then their own.
     LISTS_ABOVE = auto()
     LISTS_BESIDE = auto()
     PARTITION_LISTS = auto()

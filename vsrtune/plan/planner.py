@@ -42,6 +42,7 @@ from vsrtune.plan.drift import NO_MEMORY, Memory, drifts, enforcing
 from vsrtune.plan.incremental import Whole, remember
 from vsrtune.plan.interrupt_cpus import interrupt_cpus
 from vsrtune.plan.phases import Draft, Phase
+from vsrtune.plan.placement import keep_off
 from vsrtune.plan.placement.model import Chosen
 from vsrtune.plan.requirements import (
     Context,
@@ -388,6 +389,7 @@ def _order(placed: Seated) -> Ordered:
     kernel_threads.build(context, per_guest, placed.chosen, draft)
     kernel_threads.build_timeslice(context, per_guest, draft)
     partitions.build(context, snapshot, placed.domains, draft)
+    keep_off.build(context, snapshot, inputs.policies, per_guest, placed.chosen, draft)
     made = Plan(
         draft.actions(),
         tuple(draft.skipped),

@@ -92,6 +92,7 @@ class Policy:
     must belong to ``user``; ``uid`` is the number of that user, None until somebody looks the name
     up (config_files). ``irq`` are the interrupt CPUs; with ``irq_set``, vsrtune moves interrupts
     there. ``pool``: the CPUs among which ``auto`` chooses for threads that handle frames.
+    ``keep_off``: guests that no policy names leave the CPUs of those threads.
     ``devices`` are the values of device settings by their keys (DeviceNumber.key)."""
 
     path: str
@@ -113,6 +114,7 @@ class Policy:
     drift: Mapping[str, DriftRule] = field(default_factory=dict, hash=False)
     placement: Auto | None = None
     accept_standstill: bool = False
+    keep_off: bool = False
     # Its scheduling rules are not those of the file (stepdown).
     lowered: bool = False
     profile: str = "none"
@@ -147,7 +149,7 @@ class Policy:
         bare = Policy(
             self.path, self.guest, self.user, self.uid, self.irq, self.irq_set,
             drift=self.drift, accept_standstill=self.accept_standstill, lowered=self.lowered,
-            profile=self.profile, pool=self.pool, lines=self.lines,
+            keep_off=self.keep_off, profile=self.profile, pool=self.pool, lines=self.lines,
         )  # fmt: skip
         return self.moves_irqs is not None or self != bare
 

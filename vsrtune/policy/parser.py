@@ -146,6 +146,7 @@ class _Reader:
             drift=self.drift(data),
             placement=None if self.get(data, "placement") is None else AUTO,
             accept_standstill=self.get(data, "standstill") is not None,
+            keep_off=self.get(data, "others") is not None,
             profile=self.get(data, "profile") or DEFAULT_PROFILE,
             lines=self.lines,
         )

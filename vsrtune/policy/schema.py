@@ -258,6 +258,13 @@ SCHEMA: dict[str, Any] = {
             "enum": ["accept"],
             "x-expects": "accept, or leave it out",
         },
+        "others": {
+            "description": "keep-off: guests of libvirt that no policy names leave the CPUs of "
+            "this guest's vcpu, vhost and NAPI threads, unless somebody has bound them to CPUs. "
+            "Unset: they run where the host lets them.",
+            "enum": ["keep-off"],
+            "x-expects": "keep-off, or leave it out",
+        },
         "placement": {
             "description": "auto: the CPUs of all vcpu, vhost and NAPI threads for which cpus has "
             "no list are chosen by the measured load of each thread and the host's topology, and "

@@ -6,8 +6,7 @@ from dataclasses import replace
 
 from vsrtune.bench.measure.accounting import Counts, Effort, account
 from vsrtune.bench.measure.counters import MIGRATIONS, SWITCHES, Usage, Used, effort, total
-from vsrtune.bench.measure.tester import longest
-from vsrtune.bench.spec.model import Latency, Limits, Load, Trial
+from vsrtune.bench.spec.model import Latency, Load, Trial
 from vsrtune.bench.traffic.pktgen import Sent
 from vsrtune.model.guest import ThreadKey
 
@@ -64,19 +63,6 @@ def test_frames_that_nobody_sent_are_noted_not_hidden() -> None:
 def test_a_slow_generator_is_noted() -> None:
     found = trial(ZERO, load=Load({"vr1": 4000.0}, 2.0))
     assert found.notes == ("the generator reached 1500 of 4000 frames per second",)
-
-
-def test_a_burst_is_judged_by_its_frames() -> None:
-    assert trial(ZERO, load=Load({"vr1": 1e6}, 1.0, frames=3000)).notes == ()
-    short = trial(ZERO, load=Load({"vr1": 1e6}, 1.0, frames=4000))
-    assert short.notes == ("the generator sent 3000 of 4000 frames",)
-
-
-def test_a_slow_burst_ends_at_the_limit() -> None:
-    burst = Load({"vr1": 1000.0}, 20.0, frames=20_000)
-    assert longest(burst, Limits(seconds=100.0)) == 40.0
-    assert longest(burst, Limits(seconds=30.0)) == 30.0
-    assert longest(LOAD, Limits()) == 2.0
 
 
 def test_probes_are_frames_too() -> None:

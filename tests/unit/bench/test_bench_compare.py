@@ -136,13 +136,6 @@ def test_searches_are_compared_by_their_answers() -> None:
     assert expected(of, 2, 6) is None
 
 
-def test_bursts_are_compared_by_their_mean() -> None:
-    of = spec(Method("back-to-back", (100_000,), high=20_000, precision=0.05, seconds=0.5))
-    found, _ = measure(of, [FakeRouter(100, buffer=500), FakeRouter(100, buffer=1000)], pairs=6)
-    assert found["what"] == "frames"
-    assert found["points"][0]["configurations"][1]["ratio"]["median"] == pytest.approx(2, rel=0.06)
-
-
 def test_too_few_pairs_say_so() -> None:
     found, _ = measure(SWEEP, noisy(3.0, 1), pairs=3)
     assert verdicts(found) == ["too few pairs"] * 3

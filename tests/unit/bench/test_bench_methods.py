@@ -127,26 +127,6 @@ class TestSearch:
         assert methods.trials(self.of) is None
 
 
-class TestBackToBack:
-    of = spec(Method("back-to-back", (100_000,), low=1, high=20_000, precision=0.01, repeats=4))
-
-    def test_the_buffer_is_found(self) -> None:
-        # While a burst comes at 100,000 pps a fifth of it leaves: 1000 frames of room hold
-        # a burst of 1250.
-        found, trials = measure(self.of, FakeRouter(20_000, buffer=1000))
-        assert found["burst"]["count"] == 4
-        assert found["mean"] == pytest.approx(1250, rel=0.01)
-        assert found["buffer_seconds"] == pytest.approx(0.0125, rel=0.01)
-        assert found["corrected_buffer_seconds"] == pytest.approx(0.010, rel=0.02)
-        assert found["at_high"] == 0
-        assert all(t.load.total == 100_000 for t in trials)
-        assert max(t.load.seconds for t in trials[1:]) == 0.2
-
-    def test_a_buffer_beyond_the_search(self) -> None:
-        found, _ = measure(self.of, FakeRouter(20_000, buffer=10**6))
-        assert (found["at_high"], found["bursts"]) == (4, [20_000] * 4)
-
-
 class TestFairness:
     def test_between_routers(self) -> None:
         of = spec(Method("fairness", (1000, 5000), by_router={"vr2": 3000}), routers=2)

@@ -95,7 +95,7 @@ def test_a_router_without_a_rate_gets_nothing() -> None:
 def test_rounding_loses_no_frame() -> None:
     every = streams(spec(bidirectional=True), Load({"vr1": 1.0, "vr2": 1.0}, 1.0))
     assert sum(s.frames for s in every) == 2
-    every = streams(spec(bidirectional=True), Load({"vr1": 1000.0, "vr2": 1.0}, 9.0, frames=7))
+    every = streams(spec(bidirectional=True), Load({"vr1": 1000.0, "vr2": 1.0}, 0.007))
     assert sum(s.frames for s in every) == 7
 
 

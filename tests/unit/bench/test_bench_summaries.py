@@ -75,14 +75,6 @@ def test_a_router_that_always_loses_has_no_rate() -> None:
     assert words(head)["NDR"] == "none of the rates"
 
 
-def test_bursts() -> None:
-    method = Method(kind="back-to-back", rates=(64000,), high=4000, repeats=3)
-    router = bench_router.FakeRouter(20000, buffer=500)
-    (table,) = tables.summary_tables(measured(method, router))
-    assert "mean of 3" in words(table)["longest burst without loss"]
-    assert words(table)["burst rate"] == "64,000 pps"
-
-
 def test_fairness_has_a_row_for_each_router() -> None:
     method = Method(kind="fairness", rates=(16000,), repeats=2)
     outcome = measured(method, bench_router.FakeRouter(20000), routers=2)
@@ -125,12 +117,11 @@ class TestCompare:
         assert titles.index("Forwarded") > 2
 
 
-@pytest.mark.parametrize("kind", ["ndr", "back-to-back", "fairness", "soak"])
+@pytest.mark.parametrize("kind", ["ndr", "fairness", "soak"])
 def test_every_method_has_a_report(kind: str) -> None:
     pytest.importorskip("matplotlib")
     method = {
         "ndr": Method(kind="ndr", high=100000),
-        "back-to-back": Method(kind="back-to-back", rates=(64000,), high=4000, repeats=2),
         "fairness": Method(kind="fairness", rates=(16000, 32000)),
         "soak": Method(kind="soak", rates=(8000,), seconds=2.0, duration=20.0),
     }[kind]

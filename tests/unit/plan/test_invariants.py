@@ -36,9 +36,13 @@ from vsrtune.model.targets import (
     ThreadSched,
     VcpuPin,
 )
+from vsrtune.plan.deadline import partitions
+from vsrtune.plan.deadline.model import RootDomains
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.plan.interrupt_cpus import interrupt_cpus
+from vsrtune.plan.phases import Draft, Phase
 from vsrtune.plan.planner import plan
+from vsrtune.plan.requirements import Context
 from vsrtune.plan.safety.invariants import PlanError, check, fifo_vcpus_apart, interrupts
 from vsrtune.plan.safety.projection import project
 from vsrtune.policy.model import Policy
@@ -149,6 +153,27 @@ def test_outside_what_the_slice_allows() -> None:
     pin = [a for a in GOOD.actions if isinstance(a.target, VcpuPin)]
     with pytest.raises(PlanError, match="allows 0,2-3 only"):
         verdict(tuple(pin), on=snapshot(narrow))
+
+
+def test_a_mistake_about_one_guest_costs_the_others_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The planner plans the queues of vr1 twice, by hand."""
+    right = partitions.build
+
+    def wrong(context: Context, seen: Snapshot, found: RootDomains, draft: Draft) -> None:
+        right(context, seen, found, draft)
+        for action in draft.of(Phase.DEVICES):
+            if action.target.guest == "vr1":
+                draft.add(Phase.DEVICES, action)
+
+    monkeypatch.setattr(partitions, "build", wrong)
+    seen = snapshot(router(), router("vr2", 2000))
+    made = full_plan(seen, [parse("guest: 'vr*'\nqueue: {macvtap: 50}\n", "p")], ())
+    (refusal,) = made.refusals
+    assert refusal.guest == "vr1"
+    assert "internal error, the plan is not used: the plan has a second action" in refusal.reason
+    assert {a.target.guest for a in made.actions} == {"vr2"}
 
 
 def test_refused_guests_get_nothing() -> None:

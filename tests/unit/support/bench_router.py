@@ -51,7 +51,7 @@ class FakeRouter:
     def trial(self, load: Load, configuration: str = "untuned") -> Trial:
         self.loads.append(load)
         rate = min(load.total, self.most)
-        sent = load.frames if load.frames is not None else round(rate * load.seconds)
+        sent = round(rate * load.seconds)
         peak = self.peak * self.source.lognormvariate(0.0, self.noise)
         rate_through = max(0.0, peak - self.hurt * max(0.0, rate - peak))
         seconds = sent / rate

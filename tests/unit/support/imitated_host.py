@@ -96,7 +96,9 @@ class ImitatedHost:
         return self.journal().entries()
 
     def plan(self, policies: tuple[Policy, ...]) -> Plan:
-        return full_plan(self.observed(), policies, self.entries())
+        plan = full_plan(self.observed(), policies, self.entries())
+        assert [str(r) for r in plan.refusals if "internal error" in r.reason] == []
+        return plan
 
     def apply(self, plan: Plan) -> Result:
         """Carry the plan out. All threads run afterwards, and loads are measured anew."""

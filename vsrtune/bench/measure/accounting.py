@@ -115,10 +115,8 @@ def _drops(before: Losses, after: Losses) -> dict[str, int]:
 def _notes(load: Load, sent: int, seconds: float, effort: Effort) -> list[str]:
     notes = []
     reached = sent / seconds if seconds > 0 else 0.0
-    if load.frames is None and reached < _ENOUGH * load.total:
+    if reached < _ENOUGH * load.total:
         notes.append(f"the generator reached {reached:.0f} of {load.total:.0f} frames per second")
-    if load.frames is not None and sent < _ENOUGH * load.frames:
-        notes.append(f"the generator sent {sent} of {load.frames} frames")
     if effort.missing:
         notes.append(f"{effort.missing} threads came or went during the trial")
     return notes

@@ -15,7 +15,7 @@ from vsrtune.bench.cleanup import cleaners
 from vsrtune.bench.cleanup.ledger import BenchLedger
 from vsrtune.bench.measure import counters
 from vsrtune.bench.measure.accounting import Counts, account
-from vsrtune.bench.spec.model import Endpoint, Latency, Limits, Load, Place, Spec, Trial
+from vsrtune.bench.spec.model import Endpoint, Latency, Load, Place, Spec, Trial
 from vsrtune.bench.spec.streams import Stream, counted, streams
 from vsrtune.bench.traffic.pktgen import Sent
 from vsrtune.bench.traffic.probe import latency
@@ -28,8 +28,6 @@ from vsrtune.model.snapshot import Snapshot
 DRAIN_SECONDS = 3.0
 # Longer than a thread with a budget of class deadline stands still (a period of 200 ms).
 DRAIN_STEP = 0.25
-# A burst may take longer than its rate says by this factor, because a generator may be slow.
-BURST_SLACK = 2.0
 PROBES_LEAST = 50.0
 PROBES_MOST = 200.0
 PROBES_SHARE = 0.02
@@ -117,7 +115,6 @@ class Tester(Closing):
 
         Raises VsrtuneError when the generator or a counter failed.
         """
-        seconds = longest(load, self._spec.limits)
         snapshot = self._observe()
         guests = [g for r in self._spec.routers for g in counters.guests_of(r, snapshot)]
         where = counters.places(self._root, snapshot, self._spec.routers)
@@ -128,8 +125,8 @@ class Tester(Closing):
         known = counters.roles(snapshot, guests)
         used = counters.read_usage(self._root, known)
         began = time.monotonic()
-        probes = self._probes(load, seconds) if load.latency else None
-        (sent, times) = self._send(streams(self._spec, load), seconds, probes)
+        probes = self._probes(load) if load.latency else None
+        (sent, times) = self._send(streams(self._spec, load), load.seconds, probes)
         spent = time.monotonic() - began
         took = max((stream.seconds for stream in sent), default=0.0)
         effort = counters.effort(used, counters.read_usage(self._root, known), spent - took)
@@ -220,7 +217,7 @@ class Tester(Closing):
             last = now
         return last
 
-    def _probes(self, load: Load, seconds: float) -> dict[str, Any]:
+    def _probes(self, load: Load) -> dict[str, Any]:
         (left, right) = (self._spec.left, self._spec.right)
         if self._opened[left.place]["boot"] != self._opened[right.place]["boot"]:
             raise VsrtuneError(
@@ -229,14 +226,14 @@ class Tester(Closing):
             )
         legs = [asdict(r.forth) for r in self._spec.routers if load.pps.get(r.name, 0.0) > 0]
         rate = min(PROBES_MOST, max(PROBES_LEAST, PROBES_SHARE * load.total))
-        rate = min(rate, PROBES_ALL / max(seconds, 1.0))
+        rate = min(rate, PROBES_ALL / max(load.seconds, 1.0))
         # Those that were not forwarded before belong to no run.
         return {
             "device": left.device,
             "legs": legs,
             "run": random.getrandbits(32),
             "rate": rate,
-            "count": max(1, int(rate * seconds)),
+            "count": max(1, int(rate * load.seconds)),
         }
 
     def _latency(self, probes: dict[str, Any], sent: dict[int, int]) -> Latency | None:
@@ -245,10 +242,3 @@ class Tester(Closing):
             "probed", device=right.device, run=probes["run"], count=0, wait=0.0
         )
         return latency(sent, dict(came))
-
-
-def longest(load: Load, limits: Limits) -> float:
-    """The seconds after which the generator is stopped."""
-    if load.frames is None:
-        return load.seconds
-    return min(load.frames / load.total * BURST_SLACK, limits.seconds)

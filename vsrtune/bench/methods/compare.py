@@ -3,12 +3,11 @@
 
 A pair is the results of two configurations in the same round. For a sweep, fairness test or
 soak, the pps of each load point are compared, ``pairs`` times instead of the method's repeats;
-for a search (ndr, pdr, back-to-back), its answers, one search per pair.
+for a search (ndr, pdr), its answers, one search per pair.
 
-Summary: kind "compare", method, pairs, seed, baseline (a name), level (0.95), what ("pps",
-or "frames" of bursts); points: one for each load with offered (None for a search), size
-(of frames, where it is the load's own) and
-configurations: one for each, in their order, with
+Summary: kind "compare", method, pairs, seed, baseline (a name), level (0.95); points:
+one for each load with offered (None for a search), size (of frames, where it is the load's own)
+and configurations: one for each, in their order, with
 
     name, values (by round) and their spread, loss and sent_pps (medians, None for a search),
     generator_limited, ratio (None for the baseline): median,
@@ -103,8 +102,7 @@ def _searches(
     for turn in trial_rounds(groups, 1, pairs, seed):
         for index in turn.configurations:
             found = yield from tagged(index, methods.start(spec, seed))
-            answer = found["mean"] if spec.method.kind == "back-to-back" else found["lower"]
-            values[index].append(float(answer or 0.0))
+            values[index].append(float(found["lower"] or 0.0))
     answers = [_measured(name, found) for name, found in zip(names, values, strict=True)]
     return _summary(spec, names, [{"offered": None, "configurations": answers}], seed)
 
@@ -140,13 +138,12 @@ def _summary(
     """The summary of ``points``, whose ratios are still to be judged."""
     measured = [[one["values"] for one in point["configurations"]] for point in points]
     pairs = len(measured[0][0])
-    what = "frames" if spec.method.kind == "back-to-back" else "pps"
     # Every later configuration is a comparison of its own with the baseline.
     for index, name in enumerate(names[1:], 1):
         ratios = [stats.paired_ratio(values[index], values[0]) for values in measured]
         claimed = stats.holm([ratio.p for ratio in ratios])
         for point, ratio, claim in zip(points, ratios, claimed, strict=True):
-            told = verdict(ratio, claim, name, names[0], what)
+            told = verdict(ratio, claim, name, names[0], "pps")
             point["configurations"][index]["ratio"] = told
     return {
         "kind": "compare",
@@ -155,7 +152,6 @@ def _summary(
         "seed": seed,
         "baseline": names[0],
         "level": stats.LEVEL,
-        "what": what,
         "points": points,
         "kept": {},
         "notes": _notes(pairs, len(points)),

@@ -17,7 +17,7 @@ share: the forwarded part of the frames sent to it; medians), jain (spread over 
 the index of the shares: 1 when all units lose the same part, 1/n when only one gets through)
 and least_to_most (the median share of the worst unit over that of the best; None when nothing
 got through).
-ndr, pdr, back-to-back: see rate_search.py.
+ndr, pdr: see rate_search.py.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from vsrtune.bench.spec.checks import fair_loads
 from vsrtune.bench.spec.model import Load, Spec, Trial
 from vsrtune.core.stats import jain, linear_fit, spread
 
-SEARCHES = ("ndr", "pdr", "back-to-back")
+SEARCHES = ("ndr", "pdr")
 
 
 def start(spec: Spec, seed: int = 1) -> MethodRun:
@@ -50,8 +50,6 @@ def start(spec: Spec, seed: int = 1) -> MethodRun:
             return _fairness(spec, seed)
         case "soak":
             return _soak(spec)
-        case "back-to-back":
-            return rate_search.back_to_back(spec)
     return rate_search.throughput(spec)
 
 

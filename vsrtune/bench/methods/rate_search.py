@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Throughput (RFC 2544, as NDR and PDR) and back-to-back bursts (RFC 9004).
+"""Throughput (RFC 2544, as NDR and PDR).
 
 ndr, pdr summary: loss (the threshold, a share), seconds (of a full trial), trials (per
 rate, the worst decides), precision; lower (the highest rate that passed; None when even
@@ -8,12 +8,6 @@ limited_by ("router"; "generator": it cannot send more; "high", "low": the ends 
 search), pps and worst_loss (of the trials at lower), steps (each rate tried: rate, seconds,
 trials, short, passed, loss, pps; loss and pps of the worst trial), latency (with ``latency``:
 share of lower, rate, sent, lost, p50, p90, p99 in seconds; one for each of 10, 50 and 90 %).
-
-back-to-back summary: rate, bursts (frames of each repetition's longest burst without loss,
-0 for none), burst (their spread), mean, at_high (number of repetitions that reached the
-search's highest), drain_pps (forwarded under the rate held for a trial), buffer_seconds
-(mean / rate) and corrected_buffer_seconds (without the frames that left the router while the
-burst came, RFC 9004 section 5.4, with drain_pps as the measured throughput).
 
 The search keeps two bounds: ``lower`` has passed, ``upper`` has failed. The first guess is the
 highest value, because the frames forwarded under overload give a good second guess. Then the
@@ -31,12 +25,10 @@ from __future__ import annotations
 from collections.abc import Callable, Generator
 from dataclasses import asdict, dataclass, replace
 from math import floor
-from statistics import fmean
 from typing import Any
 
 from vsrtune.bench.methods.schedule import MethodRun, even_load
 from vsrtune.bench.spec.model import Latency, Load, Spec, Trial
-from vsrtune.core.stats import spread
 
 SHORTEST = 0.5
 LATENCY_SHARES = (0.1, 0.5, 0.9)
@@ -218,36 +210,3 @@ def _reached(trial: Trial) -> float:
 def _latency(share: float, trial: Trial) -> dict[str, Any]:
     latency = trial.latency or Latency(0, 0, None, None, None)
     return {"share": share, "rate": trial.load.total, **asdict(latency)}
-
-
-def back_to_back(spec: Spec) -> MethodRun:
-    """Search the longest burst at the rate that passes without loss, ``repeats`` times."""
-    method = spec.method
-    rate = float(method.rates[0])
-    drained: Trial = yield even_load(spec, rate, method.seconds)
-    bursts: list[float] = []
-    at_high = 0
-
-    def attempt(ask: Ask) -> Generator[Load, Trial, Answer]:
-        trial = yield even_load(spec, rate, ask.value / rate, frames=ask.value)
-        passed = trial.sent > 0 and trial.forwarded >= trial.sent
-        reached = trial.sent if trial.fell_short else ask.value
-        return passed, float(reached), float(trial.forwarded)
-
-    for _ in range(method.repeats):
-        bounds = yield from search(method.low, method.high, method.precision, attempt, coarse=False)
-        bursts.append(bounds.lower or 0.0)
-        at_high += bounds.upper is None
-    mean = fmean(bursts)
-    left = min(1.0, drained.pps / rate)
-    return {
-        "kind": "back-to-back",
-        "rate": rate,
-        "bursts": bursts,
-        "burst": spread(bursts),
-        "mean": mean,
-        "at_high": at_high,
-        "drain_pps": drained.pps,
-        "buffer_seconds": mean / rate,
-        "corrected_buffer_seconds": mean / rate * (1.0 - left),
-    }

@@ -26,13 +26,12 @@ ROLES = ("vcpu", "vhost", "napi", "emulator", "other", "ksoftirqd", "softirq", "
 class Point:
     """All trials of one configuration at one load.
 
-    ``offered`` is the pps asked for over all routers; ``frames`` the length of the burst,
-    None for a load of a given time; ``size`` the frames' size, None for the spec's.
+    ``offered`` is the pps asked for over all routers; ``size`` the frames' size, None for the
+    spec's.
     """
 
     configuration: str
     offered: float
-    frames: int | None
     trials: tuple[Trial, ...]
     size: int | str | None = None
 
@@ -98,21 +97,16 @@ class Point:
 
 def points(trials: Iterable[Trial]) -> list[Point]:
     """Points in order of first appearance of their configuration, then by size and load."""
-    groups: dict[tuple[str, str | int | None, float, int | None], list[Trial]] = {}
+    groups: dict[tuple[str, str | int | None, float], list[Trial]] = {}
     order: dict[str, int] = {}
     for trial in trials:
         order.setdefault(trial.configuration, len(order))
         load = trial.load
-        key = (trial.configuration, load.size, round(load.total, 3), load.frames)
+        key = (trial.configuration, load.size, round(load.total, 3))
         groups.setdefault(key, []).append(trial)
     # IMIX comes after the sizes that are numbers.
-    keys = sorted(
-        groups, key=lambda k: (order[k[0]], isinstance(k[1], str), k[1] or 0, k[2], k[3] or 0)
-    )
-    return [
-        Point(name, pps, frames, tuple(groups[name, size, pps, frames]), size)
-        for name, size, pps, frames in keys
-    ]
+    keys = sorted(groups, key=lambda k: (order[k[0]], isinstance(k[1], str), k[1] or 0, k[2]))
+    return [Point(name, pps, tuple(groups[name, size, pps]), size) for name, size, pps in keys]
 
 
 def by_configuration(outcome: Outcome) -> Mapping[str, list[Point]]:

@@ -125,10 +125,7 @@ def method_text(outcome: Outcome) -> str:
         )
     if m.kind == "soak":
         return f"soak for {m.duration:g} s, {length}"
-    name = f"{m.kind}, {length}"
-    if m.kind == "back-to-back":
-        name = "back-to-back bursts (RFC 9004)"
-    return f"{name}, {m.repeats} times"
+    return f"{m.kind}, {length}, {m.repeats} times"
 
 
 def load_text(p: Point) -> str:
@@ -142,7 +139,7 @@ def throughput_table(found: Sequence[Point]) -> Table:
     rows = [
         {
             "configuration": p.configuration,
-            "offered pps": load_text(p) + (f" x {p.frames:,}" if p.frames else ""),
+            "offered pps": load_text(p),
             "sent pps": number(p.sent_pps),
             "forwarded pps": number(p.pps),
             "lowest..highest": interval(p.low, p.high),
@@ -237,8 +234,6 @@ def summary_tables(outcome: Outcome) -> list[Table]:
             return [_soak(summary)]
         case "ndr" | "pdr":
             return [_throughput(summary), _steps(summary), _latency(summary)]
-        case "back-to-back":
-            return [_bursts(summary)]
         case "fairness":
             return [_fairness(summary), _shares(summary)]
         case "compare":
@@ -320,20 +315,6 @@ def _latency(s: Summary) -> Table:
     return listed("One-way latency under load, microseconds", columns, s["latency"])
 
 
-def _bursts(s: Summary) -> Table:
-    burst = s["burst"]
-    rows = [
-        ("burst rate", f"{number(s['rate'])} pps"),
-        ("longest burst without loss", (f"{number(s['mean'])} frames (mean of {burst['count']}, "
-         f"{interval(burst['low'], burst['high'])})")),
-        ("buffer", (f"{1000 * s['buffer_seconds']:.3g} ms, corrected "
-         f"{1000 * s['corrected_buffer_seconds']:.3g} ms")),
-        ("drained at", f"{number(s['drain_pps'])} pps"),
-        ("whole search passed", f"{s['at_high']} times" if s["at_high"] else ""),
-    ]  # fmt: skip
-    return _words("Back-to-back (RFC 9004)", rows)
-
-
 def _fairness(s: Summary) -> Table:
     columns: Columns = {
         "rate": lambda p: number(p["rate"]),
@@ -359,7 +340,7 @@ def _shares(s: Summary) -> Table:
 def _compare(s: Summary) -> list[Table]:
     columns: Columns = {
         "configuration": lambda one: one["name"],
-        f"median {s['what']}": lambda one: number(one["median"]),
+        "median pps": lambda one: number(one["median"]),
         "lowest..highest": lambda one: interval(one["low"], one["high"]),
         "verdict": _verdict,
     }

@@ -23,7 +23,6 @@ _KEYS = {
     "sweep": (("rates",), ("repeats", "latency", "sizes")),
     "ndr": (("high",), ("low", "precision", "trials", "latency")),
     "pdr": (("high",), ("low", "precision", "trials", "latency", "loss")),
-    "back-to-back": (("rates", "high"), ("low", "precision", "repeats")),
     "fairness": (("rates",), ("repeats", "by_router", "latency")),
     "soak": (("rates", "duration"), ("latency",)),
 }
@@ -145,8 +144,8 @@ def _method_values(spec: Spec) -> Iterator[Mistake]:
         values = getattr(method, key)
         if len(set(values)) != len(values):
             yield (("method", key), f"a {what} stands here twice", "use repeats instead")
-    if method.kind in ("back-to-back", "soak") and len(method.rates) > 1:
-        yield (("method", "rates"), f"{method.kind} has one rate", "keep one of them")
+    if method.kind == "soak" and len(method.rates) > 1:
+        yield (("method", "rates"), "soak has one rate", "keep one of them")
     if method.high and method.low >= method.high:
         yield (("method", "low"), "low is not below high", "search from low to high")
     if method.kind == "pdr" and method.loss <= 0:
@@ -181,13 +180,9 @@ def _limits(spec: Spec) -> Iterator[Mistake]:
     if most > limits.pps:
         what = f"{most:.0f} frames per second are above the limit of {limits.pps}"
         yield (("method", key), what, f"offer less, or write limits.pps (up to {MAX_PPS})")
-    lengths = [("seconds", "trial", method.seconds, "shorten it, or write limits.seconds")]
-    if method.kind == "back-to-back" and method.rates:
-        lengths.append(("high", "burst", method.high / method.rates[0], "write fewer frames"))
-    for key, name, seconds, hint in lengths:
-        if seconds > limits.seconds:
-            what = f"a {name} of {seconds:g} s is above the limit of {limits.seconds:g} s"
-            yield (("method", key), what, hint)
+    if method.seconds > limits.seconds:
+        what = f"a trial of {method.seconds:g} s is above the limit of {limits.seconds:g} s"
+        yield (("method", "seconds"), what, "shorten it, or write limits.seconds")
 
 
 def _configuration(spec: Spec) -> Iterator[Mistake]:

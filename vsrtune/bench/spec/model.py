@@ -154,12 +154,11 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """The trials to make: ``kind`` is sweep, ndr, pdr, back-to-back, fairness or soak.
+    """The trials to make: ``kind`` is sweep, ndr, pdr, fairness or soak.
 
     sweep: ``rates``, ``repeats``. ndr/pdr: ``low``..``high``, loss threshold ``loss``
     (share, 0 for ndr), ``precision`` (share of the rate), ``trials`` per rate, of which the
-    worst decides. back-to-back: ``low``..``high`` frames at ``rates[0]``, RFC 9004,
-    ``repeats``. fairness: each of ``rates`` to each router, or flow, ``repeats``. soak:
+    worst decides. fairness: each of ``rates`` to each router, or flow, ``repeats``. soak:
     ``rates[0]`` in trials of ``seconds`` for ``duration``. With ``sizes`` a sweep tries
     each rate with frames of each of these sizes instead of ``Traffic.size``.
     """
@@ -230,12 +229,10 @@ class Spec:
 @dataclass(frozen=True, slots=True)
 class Load:
     """The load of one trial: pps to each router by name (sum of both directions), for
-    ``seconds``. ``frames`` asks for that many frames at the rate instead (a burst).
-    ``size`` is the frames' size, None for the size of the spec."""
+    ``seconds``. ``size`` is the frames' size, None for the size of the spec."""
 
     pps: Mapping[str, float]
     seconds: float
-    frames: int | None = None
     latency: bool = False
     size: Size | None = None
 
@@ -300,8 +297,6 @@ class Trial:
     def fell_short(self) -> bool:
         """Whether the generator sent clearly less than it was asked to send: it is the limit
         then, not the router."""
-        if self.load.frames is not None:
-            return self.sent < SENT_ENOUGH * self.load.frames
         return self.sent_pps < SENT_ENOUGH * self.load.total
 
 

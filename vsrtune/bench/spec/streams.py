@@ -156,14 +156,10 @@ def counted(spec: Spec) -> dict[Direction, list[Counted]]:
 def _counts(rates: Sequence[float], load: Load) -> list[int]:
     """Frames of each stream, rounded so that they add up: the next streams get what rounding
     took from one."""
-    total = sum(rates)
-    if total <= 0:
-        return [0] * len(rates)
-    seconds = load.seconds if load.frames is None else load.frames / total
     found = []
     due = given = 0.0
     for rate in rates:
-        due += rate * seconds
+        due += rate * load.seconds
         found.append(round(due - given))
         given += found[-1]
     return found

@@ -49,7 +49,10 @@ from vsrtune.plan.safety.projection import Projection, scope_limit
 
 
 class PlanError(VsrtuneError):
-    """A plan breaks an invariant: a mistake in vsrtune, not of the operator."""
+    """A plan breaks an invariant: a mistake in vsrtune, not of the operator. ``guest`` is the one
+    about whose settings it is, "" when no single one is to blame."""
+
+    guest = ""
 
 
 def check(
@@ -82,12 +85,12 @@ def check(
     state = Projection(snapshot)
     for action in plan.actions:
         if action.target in found:
-            raise _broken(action, "the plan has a second action for this target")
+            raise _broken(action.target, "the plan has a second action for this target")
         found.add(action.target)
         if action.target.guest in refused:
-            raise _broken(action, "the guest is refused and yet gets an action")
+            raise _broken(action.target, "the guest is refused and yet gets an action")
         if action.before == action.after:
-            raise _broken(action, "the action changes nothing")
+            raise _broken(action.target, "the action changes nothing")
         if isinstance(action.target, CgroupDir):
             dirs.made.add(action.target.path)
         _step(state, action, irq, dirs)
@@ -161,41 +164,44 @@ def fifo_vcpus_apart(guests: Iterable[Guest]) -> None:
                     None,
                     f"{guest.ref}: vcpus {other.index} and {thread.index} would share CPU "
                     f"{thread.affinity} under fifo",
+                    guest.ref,
                 )
 
 
-def _pinned(snapshot: Snapshot, plan: Plan) -> dict[ThreadKey, CpuSet]:
+def _pinned(snapshot: Snapshot, plan: Plan) -> dict[Target, CpuSet]:
     """The CPUs that threads of the data plane get from the plan, or have as desired already."""
     handling = {t.key for g in snapshot.guests for role in DATA_PLANE for t in g.by_role(role)}
     values = [*plan.for_verify.items(), *((a.target, a.after) for a in plan.actions)]
-    found: dict[ThreadKey, CpuSet] = {}
+    found: dict[Target, CpuSet] = {}
     for target, value in values:
         if isinstance(target, ThreadAffinity | VcpuPin) and target.guest != HOST_REF:
             cpus = pinned_cpus(value)
             if cpus is not None and target.thread in handling:
-                found[target.thread] = cpus
+                found[target] = cpus
     return found
 
 
-def _broken(action: Action | None, what: str) -> PlanError:
-    return PlanError(
+def _broken(target: Target | None, what: str, guest: str = "") -> PlanError:
+    error = PlanError(
         f"internal error, the plan is not used: {what}",
-        where=str(action.target) if action is not None else "",
+        where=str(target) if target is not None else "",
         hint="please report it with the output of `vsrtune record`",
     )
+    error.guest = guest if target is None else target.guest
+    return error
 
 
 def _threads_off_interrupts(
-    snapshot: Snapshot, irq: CpuSet, pinned: Mapping[ThreadKey, CpuSet]
+    snapshot: Snapshot, irq: CpuSet, pinned: Mapping[Target, CpuSet]
 ) -> None:
-    for key, cpus in pinned.items():
+    for target, cpus in pinned.items():
         if not cpus or not cpus <= snapshot.host.online:
-            raise _broken(None, f"thread {key} would get CPUs {cpus or 'none'}")
+            raise _broken(target, f"it would get CPUs {cpus or 'none'}")
         if not cpus.isdisjoint(irq):
-            raise _broken(None, f"thread {key} would run on interrupt CPU {cpus & irq}")
+            raise _broken(target, f"it would run on interrupt CPU {cpus & irq}")
 
 
-def _housekeeping(snapshot: Snapshot, pinned: Mapping[ThreadKey, CpuSet]) -> None:
+def _housekeeping(snapshot: Snapshot, pinned: Mapping[Target, CpuSet]) -> None:
     taken = CpuSet.union(pinned.values())
     if pinned and snapshot.host.online <= taken:
         raise _broken(None, f"no housekeeping CPU is left, CPUs {taken} are all pinned to")
@@ -204,7 +210,7 @@ def _housekeeping(snapshot: Snapshot, pinned: Mapping[ThreadKey, CpuSet]) -> Non
 def _order(plan: Plan) -> None:
     action = out_of_order(plan.actions)
     if action is not None:
-        raise _broken(action, "its actions are out of order")
+        raise _broken(action.target, "its actions are out of order")
 
 
 def _step(state: Projection, action: Action, irq: CpuSet, dirs: _Dirs) -> None:
@@ -212,10 +218,10 @@ def _step(state: Projection, action: Action, irq: CpuSet, dirs: _Dirs) -> None:
     if on_lower_device(action.target):
         cpus = action.after
         if not isinstance(cpus, CpuSet) or not cpus or not cpus <= state.host.online:
-            raise _broken(action, f"a lower device would be served on CPUs {cpus or 'none'}")
+            raise _broken(action.target, f"a lower device would be served on CPUs {cpus or 'none'}")
         return
     if isinstance(target, Partition):
-        _partition_step(state, target.path, irq)
+        _partition_step(state, target, irq)
     if isinstance(target, ThreadlessTarget):
         return
     if target.guest == HOST_REF:
@@ -223,11 +229,11 @@ def _step(state: Projection, action: Action, irq: CpuSet, dirs: _Dirs) -> None:
         return
     found = state.find(target.thread)
     if found is None:
-        raise _broken(action, "the thread is not in the snapshot")
+        raise _broken(action.target, "the thread is not in the snapshot")
     guest, thread = found
     if isinstance(target, ThreadCgroup):
         if action.before != thread.cgroup or action.after not in dirs:
-            raise _broken(action, f"no cgroup {action.after} to move to at that point")
+            raise _broken(action.target, f"no cgroup {action.after} to move to at that point")
     elif isinstance(target, ThreadSched):
         _sched_step(state, action, thread, irq)
     else:
@@ -241,40 +247,40 @@ def _softirq_step(state: Projection, action: Action, irq: CpuSet) -> None:
         if isinstance(action.target, ThreadSched) and t.key == action.target.thread
     ]
     if not found or found[0].sched != action.before or found[0].cpu in irq:
-        raise _broken(action, "no such ksoftirqd thread to change at that point")
+        raise _broken(action.target, "no such ksoftirqd thread to change at that point")
 
 
-def _partition_step(state: Projection, path: str, irq: CpuSet) -> None:
-    group = state.host.cpuset(path)
+def _partition_step(state: Projection, target: Partition, irq: CpuSet) -> None:
+    group = state.host.cpuset(target.path)
     cpus = CpuSet.parse((group.exclusive or group.cpus) if group is not None else "")
     if not cpus or cpus & irq or state.host.online <= cpus:
-        raise _broken(None, f"partition {path} would get CPUs {cpus or 'none'}")
+        raise _broken(target, f"it would get CPUs {cpus or 'none'}")
 
 
 def _sched_step(state: Projection, action: Action, thread: Thread, irq: CpuSet) -> None:
     wanted = action.after
     if not isinstance(wanted, Sched) or action.before != thread.sched:
-        raise _broken(action, f"the thread is {thread.sched} at that point")
+        raise _broken(action.target, f"the thread is {thread.sched} at that point")
     if wanted.cls is SchedClass.DEADLINE:
         _deadline_step(state, action, thread, wanted, irq)
     elif thread.sched.cls is SchedClass.DEADLINE:
-        raise _broken(action, "the thread leaves class deadline within its root domain")
+        raise _broken(action.target, "the thread leaves class deadline within its root domain")
     if wanted.cls in REALTIME:
         if not wanted.reset_on_fork:
-            raise _broken(action, "realtime without reset-on-fork")
+            raise _broken(action.target, "realtime without reset-on-fork")
         # A thread may be lowered there before it is moved away.
         if thread.affinity & irq and not level(wanted) < level(thread.sched):
-            raise _broken(action, f"realtime on interrupt CPU {thread.affinity & irq}")
+            raise _broken(action.target, f"realtime on interrupt CPU {thread.affinity & irq}")
 
 
 def _deadline_step(
     state: Projection, action: Action, thread: Thread, wanted: Sched, irq: CpuSet
 ) -> None:
     if not wanted.reset_on_fork:
-        raise _broken(action, "deadline without reset-on-fork")
+        raise _broken(action.target, "deadline without reset-on-fork")
     cpus = root_domain(state.host, thread)
     if cpus is None or thread.affinity != cpus or cpus & irq:
-        raise _broken(action, f"CPUs {thread.affinity} are no root domain at that point")
+        raise _broken(action.target, f"CPUs {thread.affinity} are no root domain at that point")
     most = limit(state.host, cpus)
     beside = [
         t.sched
@@ -285,7 +291,7 @@ def _deadline_step(
         and root_domain(state.host, t) == cpus
     ]
     if most is not None and total([*beside, wanted]) > most:
-        raise _broken(action, f"CPUs {cpus} have too little bandwidth left at that point")
+        raise _broken(action.target, f"CPUs {cpus} have too little bandwidth left at that point")
 
 
 def _realtime_off_interrupts(state: Projection, plan: Plan, irq: CpuSet) -> None:
@@ -293,21 +299,21 @@ def _realtime_off_interrupts(state: Projection, plan: Plan, irq: CpuSet) -> None
     for action in plan.actions:
         found = state.find(action.target.thread) if isinstance(action.target, ThreadSched) else None
         if found is not None and found[1].sched.cls in REALTIME and found[1].affinity & irq:
-            raise _broken(action, f"realtime on interrupt CPU {found[1].affinity & irq}")
+            raise _broken(action.target, f"realtime on interrupt CPU {found[1].affinity & irq}")
 
 
 def _pin_step(action: Action, guest: Guest, thread: Thread, irq: CpuSet) -> None:
     before, cpus = pinned_cpus(action.before), pinned_cpus(action.after)
     if before != thread.affinity or not cpus:
-        raise _broken(action, f"the thread has CPUs {thread.affinity} at that point")
+        raise _broken(action.target, f"the thread has CPUs {thread.affinity} at that point")
     if thread.role in DATA_PLANE and cpus & irq:
-        raise _broken(action, f"interrupt CPU {cpus & irq}")
+        raise _broken(action.target, f"interrupt CPU {cpus & irq}")
     # libvirt rewrites the cpuset of what it pins, as far as the cgroup above allows.
     direct = isinstance(action.target, ThreadAffinity) or thread.cpuset_cpus is None
     limit = thread.cpuset_effective if direct else scope_limit(guest, thread)
     if limit is not None and not cpus <= limit:
-        raise _broken(action, f"its cgroup allows {limit} only at that point")
+        raise _broken(action.target, f"its cgroup allows {limit} only at that point")
     if isinstance(action.target, EmulatorPin) and thread.cpuset_cpus is not None:
         beside = [t for t in guest.by_role(Role.VHOST) if t.cgroup == thread.cgroup]
         if beside and not before <= cpus:
-            raise _broken(action, "it would narrow vhost workers that share the cgroup")
+            raise _broken(action.target, "it would narrow vhost workers that share the cgroup")

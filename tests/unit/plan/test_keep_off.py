@@ -1,0 +1,110 @@
+"""Guests without a policy leave the CPUs of one whose policy says ``others: keep-off``."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from imitated_host import ImitatedHost
+from planning_samples import change, cpus, router, snapshot, with_cpusets
+
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.model.guest import Guest, Role
+from vsrtune.model.plan import Plan
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.plan.full_plan import full_plan
+from vsrtune.policy.model import Policy
+from vsrtune.policy.parser import parse
+
+TEXT = "guest: vr1\nprofile: none\ncpus: {vcpu: 2, vhost: 3}\n"
+POLICY = parse(f"{TEXT}others: keep-off\n", "p")
+WITHOUT = parse(TEXT, "p")
+
+
+def scene(other: Guest | None = None, *, exclusive: bool = True) -> Snapshot:
+    other = router("vm7", 2000, vcpus=2) if other is None else other
+    return with_cpusets(snapshot(router(), other), exclusive=exclusive)
+
+
+def masks(host: ImitatedHost, ref: str) -> set[CpuSet]:
+    return {t.affinity for g in host.observed().guests if g.ref == ref for t in g.threads}
+
+
+def told(plan: Plan, ref: str) -> set[str]:
+    """What the plan says of all threads of a guest that it leaves alone."""
+    assert {a.target.guest for a in plan.actions}.isdisjoint({ref})
+    return {s.reason for s in plan.skipped if s.guest == ref and "all its threads" in s.subject}
+
+
+@pytest.mark.parametrize("exclusive", [True, False], ids=["6.12", "6.1"])
+def test_they_leave_once_and_come_back_when_nobody_asks_any_more(exclusive: bool) -> None:
+    host = ImitatedHost(scene(exclusive=exclusive))
+    before = host.visible()
+    assert host.apply(host.plan((POLICY,))).failed == ()
+    assert masks(host, "vm7") == {cpus("0-1")}
+    assert host.plan((POLICY,)).actions == ()
+    assert host.apply(host.plan((WITHOUT,))).failed == ()
+    assert masks(host, "vm7") == {cpus("0-3")}
+    host.undo()
+    assert host.visible() == before
+
+
+def test_they_follow_the_cpus_of_the_guest() -> None:
+    host = ImitatedHost(scene())
+    host.apply(host.plan((POLICY,)))
+    host.apply(host.plan((replace(POLICY, vcpu=cpus("1"), vhost=cpus("1")),)))
+    assert masks(host, "vm7") == {cpus("0,2-3")}
+
+
+def test_a_guest_with_a_policy_runs_where_that_says() -> None:
+    plan = full_plan(scene(), [POLICY, parse("guest: vm7\nprofile: none\n", "q")], ())
+    assert "vm7" not in {a.target.guest for a in plan.actions}
+
+
+def test_the_lists_stay_while_the_guest_that_asks_is_refused() -> None:
+    host = ImitatedHost(scene())
+    host.apply(host.plan((POLICY,)))
+    plan = host.plan((replace(POLICY, vcpu=cpus("9")),))
+    assert [r.guest for r in plan.refusals] == ["vr1"]
+    assert plan.actions == ()
+
+
+def _bound(role: Role, cpu: str, text: str | None) -> Guest:
+    allowed = cpus("0-3") if text is None else cpus(text)
+    return change(
+        router("vm7", 2000), role, affinity=cpus(cpu), cpuset_cpus=text or "",
+        cpuset_effective=allowed,
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        (_bound(Role.VCPU, "2", "2"), "left alone: vcpu 0 is bound to CPUs 2"),
+        (_bound(Role.VCPU, "1-2", None), "left alone: somebody has given vcpu 0 CPUs 1-2"),
+        (router("vm7", 2000, online="0-1"), "already off CPUs 2-3"),
+    ],
+)
+def test_what_others_chose_is_left(other: Guest, why: str) -> None:
+    assert told(full_plan(scene(other), [POLICY], ()), "vm7") == {why}
+
+
+def test_a_guest_to_which_no_cpu_would_remain_is_left() -> None:
+    policy = replace(POLICY, vcpu=cpus("1-2"))
+    narrow = with_cpusets(snapshot(router(), _in_scope(router("vm7", 2000), "1-2")))
+    assert told(full_plan(narrow, [policy], ()), "vm7") == {"left alone: no other CPU would remain"}
+
+
+def _in_scope(guest: Guest, allowed: str) -> Guest:
+    """The guest in a scope that has these CPUs."""
+    own = {name: cpus(allowed) for name in ("affinity", "cpuset_effective", "cpuset_limit")}
+    return replace(guest, threads=tuple(replace(t, **own) for t in guest.threads))
+
+
+def test_only_guests_of_libvirt_are_moved() -> None:
+    plan = full_plan(scene(router("vm7", 2000, source="qemu")), [POLICY], ())
+    assert {a.target.guest for a in plan.actions} == {"vr1"}
+
+
+def test_a_key_alone_asks_for_nothing() -> None:
+    assert not Policy("p", "vr1", keep_off=True).asks
