@@ -36,7 +36,7 @@ COVERED = 1 << 20
 CHUNK = 1024
 FILL_SECONDS = 200
 # Seconds on each CPU, of hashing this.
-CALIBRATION = 1.0
+CALIBRATION = 4.0
 BLOCK = bytes(4096)
 
 

@@ -69,10 +69,8 @@ PAIR = ("--cpus", "3", "--guests", "2")
 ATTACH = ("test_attach.py",)
 # What depends on the NIC, on queues or on a second guest; the rest would only be repeated.
 TUNING = "test_tune.py::test_packets_leave_the_interrupt_cpu_to_the_nic"
-REAL_NIC = (
-    "test_show.py", "test_irq.py", TUNING, "test_deadline.py::test_two_guests_share_a_cpu",
-    "test_keep_off.py",
-)  # fmt: skip
+WHOLE = ("test_show.py", "test_irq.py", "test_keep_off.py")
+REAL_NIC = (*WHOLE, TUNING, "test_deadline.py::test_two_guests_share_a_cpu")
 # These make and load devices of the kernel module on the lower ones.
 FRAMES = ("test_kmod_frames.py", "test_kmod_trust.py", "test_kmod_guest.py")
 # The first attaches anew, for which a router without libvirt may not hold the lower devices.
@@ -97,7 +95,7 @@ WORLD = ("test_world.py",)
 AS_DEBIAN = (*WORLD, "test_tune.py", "test_hotplug.py", "test_travel.py")
 TUTORIAL = ("test_tutorial.py",)
 # In the labs of real NICs, with two guests, or in a lab of their own.
-ELSEWHERE = (*ALONE, *GROUPS, *STILL, *REBOOT, *WORLD, "test_show.py", "test_irq.py", "test_keep_off.py", *TUTORIAL)
+ELSEWHERE = (*ALONE, *GROUPS, *STILL, *REBOOT, *WORLD, *WHOLE, *TUTORIAL)
 # The longest first, since several may run at once.
 MATRIX = [
     Boot("bookworm", "veth", VETH, core=True),

@@ -108,10 +108,10 @@ def plan_with_releases(
         try:
             return checked(after, judged)
         except PlanError as error:
-            refusal = _left_out(inputs, error)
-            if refusal is None or refusal.guest in unable:
+            wrong = _left_out(inputs, error)
+            if wrong is None or wrong.guest in unable:
                 raise
-            unable[refusal.guest] = (refusal,)
+            unable[wrong.guest] = (wrong,)
             released = frozenset()
 
 

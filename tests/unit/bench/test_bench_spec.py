@@ -123,7 +123,7 @@ MISTAKES = [
     (changed("[4000]", "[4000, x]"), "x.yaml:6: method.rates.1: 'x' stands where a whole number is expected; write a whole number of frames per second from 1 to 150000000"),
     (changed("[4000]", "[]"), "x.yaml:6: method.rates: the value is empty; write a list of frames per second such as [4000, 16000]"),
     (changed("[4000]", "4000"), "x.yaml:6: method.rates: 4000 stands where a list is expected; write a list of frames per second such as [4000, 16000]"),
-    (changed("sweep", "swep"), "x.yaml:6: method.kind: 'swep' is not accepted; did you mean sweep? write sweep, ndr, pdr, back-to-back, fairness or soak"),
+    (changed("sweep", "swep"), "x.yaml:6: method.kind: 'swep' is not accepted; did you mean sweep? write sweep, ndr, pdr, fairness or soak"),
     (SMALL + "traffic: {size: 64k}\n", "x.yaml:7: traffic.size: '64k' is not a frame size; write imix, or a number of bytes from 60 to 1514"),
     (SMALL + "traffic: {size: 1518}\n", "x.yaml:7: traffic.size: 1518 is above 1514; write imix, or a number of bytes from 60 to 1514"),
     (SMALL + "warmup: 5 h\n", "x.yaml:7: warmup: '5 h' is not a duration; write a number of seconds, or a number with ms, s or min such as 500ms"),

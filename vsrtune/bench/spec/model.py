@@ -235,6 +235,8 @@ class Load:
     seconds: float
     latency: bool = False
     size: Size | None = None
+    # Of a burst, in results of earlier versions.
+    frames: int | None = None
 
     @property
     def total(self) -> float:

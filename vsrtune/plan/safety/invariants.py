@@ -22,7 +22,6 @@ from vsrtune.model.guest import (
     Sched,
     SchedClass,
     Thread,
-    ThreadKey,
     level,
 )
 from vsrtune.model.host import Host
