@@ -119,10 +119,11 @@ def _left_out(inputs: Inputs, error: PlanError) -> Refusal | None:
     """The refusal of the guest about which the planner is wrong, None when that is no guest with
     a policy."""
     guests = [g for g in inputs.snapshot.guests if g.ref == error.guest]
-    for policy in (p for guest in guests for p in policies_of(guest, inputs.policies)):
-        where = f" ({error.where})" if error.where else ""
-        return Refusal(error.guest, policy.at(), f"{error.what}{where}", error.hint)
-    return None
+    policies = [p for guest in guests for p in policies_of(guest, inputs.policies)]
+    if not policies:
+        return None
+    where = f" ({error.where})" if error.where else ""
+    return Refusal(error.guest, policies[0].at(), f"{error.what}{where}", error.hint)
 
 
 def _after(

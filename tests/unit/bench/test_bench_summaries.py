@@ -125,5 +125,5 @@ def test_every_method_has_a_report(kind: str) -> None:
         "fairness": Method(kind="fairness", rates=(16000, 32000)),
         "soak": Method(kind="soak", rates=(8000,), seconds=2.0, duration=20.0),
     }[kind]
-    outcome = measured(method, bench_router.FakeRouter(20000, buffer=100), routers=2)
+    outcome = measured(method, bench_router.FakeRouter(20000), routers=2)
     assert "</html>" in files.page(outcome)

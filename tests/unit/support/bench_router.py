@@ -36,12 +36,11 @@ def spec(method: Method, *, routers: int = 1, traffic: Traffic | None = None) ->
 
 @dataclass
 class FakeRouter:
-    """Forwards up to ``peak`` pps and up to ``buffer`` frames more of any trial; of what
-    is offered above the peak, ``hurt`` of it is taken away from the rest. ``noise`` is the
-    spread of the peak from trial to trial; the generator sends at most ``most`` pps."""
+    """Forwards up to ``peak`` pps; of what is offered above the peak, ``hurt`` of it is taken
+    away from the rest. ``noise`` is the spread of the peak from trial to trial; the generator
+    sends at most ``most`` pps."""
 
     peak: float
-    buffer: int = 0
     hurt: float = 0.0
     noise: float = 0.0
     most: float = 1e12
@@ -55,7 +54,7 @@ class FakeRouter:
         peak = self.peak * self.source.lognormvariate(0.0, self.noise)
         rate_through = max(0.0, peak - self.hurt * max(0.0, rate - peak))
         seconds = sent / rate
-        forwarded = min(sent, int(rate_through * seconds) + self.buffer)
+        forwarded = min(sent, int(rate_through * seconds))
         names = list(load.pps)
         return Trial(
             configuration=configuration,

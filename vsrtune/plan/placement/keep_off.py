@@ -38,6 +38,8 @@ def build(
 ) -> None:
     """Add the lists of the other guests to ``draft``. While a guest that asks for this is not
     planned for, and so keeps its CPUs, the lists stay as they are."""
+    if not any(policy.keep_off for policy in policies):
+        return
     named = {g.ref: found for g in snapshot.guests if (found := policies_of(g, policies))}
     others = [g for g in snapshot.guests if g.ref not in named and g.source == "libvirt"]
     planned = {w.guest.ref for w in per_guest}
