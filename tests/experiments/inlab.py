@@ -37,6 +37,7 @@ CHUNK = 1024
 FILL_SECONDS = 200
 # Seconds on each CPU, of hashing this.
 CALIBRATION = 4.0
+SETTLE = 10.0
 BLOCK = bytes(4096)
 
 
@@ -352,6 +353,8 @@ def measure(run: dict[str, Any]) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_suffix(".new")
     words = words_for(run, fresh)
+    # What the preparation set off runs on for a while, and the loop would lose to it.
+    time.sleep(SETTLE)
     calibration = [turns()]
     log = SHARE / "log" / f"{run['key']}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
