@@ -18,6 +18,7 @@ import sys
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,10 +36,9 @@ COVERED = 1 << 20
 # An emulated guest takes a millisecond or more for a route; it tells after so many.
 CHUNK = 1024
 FILL_SECONDS = 200
-# Seconds on each CPU, of hashing this.
+# Seconds of hashing this.
 CALIBRATION = 4.0
-SETTLE = 10.0
-BLOCK = bytes(4096)
+BLOCK = bytes(1 << 20)
 
 
 def say(text: str) -> None:
@@ -333,18 +333,25 @@ def grouped(wanted: dict[str, Any]) -> Iterator[None]:
 
 
 def turns() -> float:
-    """How often a second each CPU in turn hashes a fixed block, summed over the CPUs: it falls
-    when something else takes time from the emulator."""
-    home, found = os.sched_getaffinity(0), 0.0
-    for cpu in home:
-        os.sched_setaffinity(0, {cpu})
-        began, count = time.monotonic(), 0
-        while (spent := time.monotonic() - began) < CALIBRATION:
-            hashlib.sha256(BLOCK).digest()
-            count += 1
-        found += count / spent
-    os.sched_setaffinity(0, home)
-    return found
+    """How often a second all CPUs at once hash a fixed block, in sum: it falls when something else
+    takes time from the emulator.
+
+    All at once, because beside an idle CPU a busy one runs at another clock. The first loop goes
+    uncounted, because the clock depends on what ran before."""
+    cpus = sorted(os.sched_getaffinity(0))
+    with ThreadPoolExecutor(len(cpus)) as pool:
+        return [sum(pool.map(turns_on, cpus)) for _ in range(2)][-1]
+
+
+def turns_on(cpu: int) -> float:
+    """How often a second this thread, on ``cpu``, hashes the block."""
+    os.sched_setaffinity(0, {cpu})
+    began, count = time.monotonic(), 0
+    while (spent := time.monotonic() - began) < CALIBRATION:
+        # Long enough that the interpreter's lock, free meanwhile, costs nothing.
+        hashlib.sha256(BLOCK).digest()
+        count += 1
+    return count / spent
 
 
 def measure(run: dict[str, Any]) -> None:
@@ -353,8 +360,6 @@ def measure(run: dict[str, Any]) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_suffix(".new")
     words = words_for(run, fresh)
-    # What the preparation set off runs on for a while, and the loop would lose to it.
-    time.sleep(SETTLE)
     calibration = [turns()]
     log = SHARE / "log" / f"{run['key']}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
