@@ -290,7 +290,7 @@ def test_links_name_headings_that_exist(page: Path) -> None:
 
 @pytest.mark.parametrize(
     ("document", "kernel"),
-    [("README.md", "6.12"), ("docs/tutorial.md", "6.12")],
+    [("README.md", "6.12"), ("README.md", "6.1"), ("docs/tutorial.md", "6.12")],
 )
 def test_a_document_tells_the_ratio_of_the_page(document: str, kernel: str) -> None:
     page = (DOCS / "results/no-harm.md").read_text()
