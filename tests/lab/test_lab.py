@@ -69,7 +69,7 @@ PAIR = ("--cpus", "3", "--guests", "2")
 ATTACH = ("test_attach.py",)
 # What depends on the NIC, on queues or on a second guest; the rest would only be repeated.
 TUNING = "test_tune.py::test_packets_leave_the_interrupt_cpu_to_the_nic"
-WHOLE = ("test_show.py", "test_irq.py", "test_keep_off.py")
+WHOLE = ("test_show.py", "test_irq.py", "test_keep_off.py", "test_queues.py")
 REAL_NIC = (*WHOLE, TUNING, "test_deadline.py::test_two_guests_share_a_cpu")
 # These make and load devices of the kernel module on the lower ones.
 FRAMES = ("test_kmod_frames.py", "test_kmod_trust.py", "test_kmod_guest.py")

@@ -17,7 +17,6 @@ from vsrtune.model.deadline import bandwidth
 from vsrtune.model.guest import (
     DATA_PLANE,
     Guest,
-    Interface,
     NicKind,
     Role,
     Sched,
@@ -48,6 +47,8 @@ from vsrtune.policy.model import AUTO, Auto, Policy, by_hand, cpus_for, rule_for
 from vsrtune.policy.yaml_reader import KeyPath, dotted
 
 EMULATOR_CGROUP = "emulator"
+# By interface and queue, None for all of its queues: the policy's key and the CPUs.
+_Named = Mapping[tuple[str, int | None], tuple[str, CpuSet]]
 
 
 @dataclass(frozen=True)
@@ -339,23 +340,31 @@ def _check_vcpu_numbers(out: _Judgement) -> None:
             )
 
 
-def _device_keys(out: _Judgement, role: Role) -> dict[str, tuple[str, CpuSet]]:
-    """Interface -> (key, CPUs) of a mapping of vhost or NAPI threads."""
-    named: dict[str, tuple[str, CpuSet]] = {}
+def _device_keys(out: _Judgement, role: Role) -> _Named:
+    """The key and CPUs of each interface, or of a queue of it, that a mapping of vhost or NAPI
+    threads names."""
+    named: dict[tuple[str, int | None], tuple[str, CpuSet]] = {}
     choice = cpus_for(out.policy, role)
     if not isinstance(choice, tuple):
         return named
     for key, cpus in choice:
         keys = ("cpus", role.value, str(key))
-        interface = _interface(out.guest, str(key))
+        name, _, number = str(key).partition("/")
+        queue = int(number) if number else None
+        interface = next(
+            (i for i in out.guest.interfaces if name in (i.target, i.mac.lower())), None
+        )
         if interface is None:
             have = ", ".join(f"{i.target} ({i.mac})" for i in out.guest.interfaces) or "none"
             out.refuse(keys, "the guest has no such interface", f"its interfaces are: {have}")
-        elif interface.target in named:
-            first = named[interface.target][0]
+        elif (interface.target, queue) in named:
+            first = named[interface.target, queue][0]
             out.refuse(keys, f"{first} names the same interface", "keep one of the two")
+        elif queue is not None and queue >= interface.queues:
+            reason = f"{interface.target} has no queue {queue}"
+            out.refuse(keys, reason, f"it has {interface.queues}, counted from 0")
         else:
-            named[interface.target] = (str(key), cpus)
+            named[interface.target, queue] = (str(key), cpus)
             if role is Role.VHOST and not interface.vhost:
                 out.skip(f"vhost {interface.target} CPUs", "the interface does not use vhost-net")
             if role is Role.NAPI and interface.kind is not NicKind.NAPI_MACVTAP:
@@ -364,11 +373,7 @@ def _device_keys(out: _Judgement, role: Role) -> dict[str, tuple[str, CpuSet]]:
     return named
 
 
-def _interface(guest: Guest, key: str) -> Interface | None:
-    return next((i for i in guest.interfaces if key in (i.target, i.mac.lower())), None)
-
-
-def _moves(context: Context, out: _Judgement, named: Mapping[str, tuple[str, CpuSet]]) -> None:
+def _moves(context: Context, out: _Judgement, named: _Named) -> None:
     """Move vhost workers out of libvirt's emulator cgroup if the policy asks for CPUs for them or
     for the emulator, so that no emulatorpin reaches them."""
     if out.guest.source != "libvirt":
@@ -383,9 +388,7 @@ def _moves(context: Context, out: _Judgement, named: Mapping[str, tuple[str, Cpu
             out.moves[thread] = f"{parent}/{OWN_CGROUP}"
 
 
-def _choice(
-    policy: Policy, thread: Thread, named: Mapping[str, tuple[str, CpuSet]]
-) -> tuple[CpuSet | Auto | None, KeyPath]:
+def _choice(policy: Policy, thread: Thread, named: _Named) -> tuple[CpuSet | Auto | None, KeyPath]:
     choice = cpus_for(policy, thread.role)
     keys: KeyPath = ("cpus", thread.role.value)
     if choice is AUTO and policy.placement is not None:
@@ -395,7 +398,8 @@ def _choice(
     if thread.role is Role.VCPU:
         cpus = dict(policy.vcpu if isinstance(policy.vcpu, tuple) else ()).get(thread.index or 0)
         return cpus, (*keys, str(thread.index))
-    found = named.get(thread.interface or "") if mapped(thread) else None
+    device = thread.interface or ""
+    found = named.get((device, thread.queue), named.get((device, None))) if mapped(thread) else None
     return (None, keys) if found is None else (found[1], (*keys, found[0]))
 
 
@@ -404,7 +408,7 @@ def _thread(
     out: _Judgement,
     thread: Thread,
     number: int,
-    named: Mapping[str, tuple[str, CpuSet]],
+    named: _Named,
 ) -> None:
     choice, keys = _choice(out.policy, thread, named)
     request = _request(context, out, thread, choice, keys, number)

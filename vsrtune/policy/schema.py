@@ -28,6 +28,8 @@ CPU_RANGE = r"[0-9]+(-[0-9]+(:[0-9]+/[0-9]+)?)?"
 _CPU_LIST = rf"{CPU_RANGE}(\s*,\s*{CPU_RANGE})*"
 MAC_PATTERN = r"^[0-9A-Fa-f]{2}(:[0-9A-Fa-f]{2}){5}$"
 DEVICE_PATTERN = r"^[^/:\s]{1,15}$"
+# One of these, and after a slash the number of a queue.
+_QUEUE_PATTERNS = [f"{p[:-1]}(/(0|[1-9][0-9]{{0,3}}))?$" for p in (MAC_PATTERN, DEVICE_PATTERN)]
 
 # The key of ``drift`` for settings that are not named.
 DEFAULT = "default"
@@ -294,9 +296,10 @@ SCHEMA: dict[str, Any] = {
                 ),
                 "vhost": _cpu_map(
                     "CPUs of the vhost-net workers: auto, one list for all, or a mapping from "
-                    "the interface's host device or MAC address to CPUs.",
-                    [MAC_PATTERN, DEVICE_PATTERN],
-                    "host devices or MAC addresses, such as {macvtap0: 2} or "
+                    "the interface's host device or MAC address to CPUs, for one queue with its "
+                    "number: {macvtap0/0: 2, macvtap0/1: 3}.",
+                    _QUEUE_PATTERNS,
+                    "host devices or MAC addresses, such as {macvtap0: 2}, {macvtap0/1: 3} or "
                     "{52:54:00:12:34:56: 2}",
                     "{macvtap0: 2}",
                 ),
