@@ -42,7 +42,7 @@ from vsrtune.model.targets import (
 from vsrtune.plan.interrupt_cpus import inner_links
 from vsrtune.plan.phases import OWN_CGROUP
 from vsrtune.plan.placement.model import Chosen, Occupant
-from vsrtune.plan.safety.projection import scope_limit
+from vsrtune.plan.safety.projection import allowed_cpus
 from vsrtune.policy.model import AUTO, Auto, Policy, by_hand, cpus_for, rule_for
 from vsrtune.policy.yaml_reader import KeyPath, dotted
 
@@ -590,51 +590,3 @@ def _check_deadline(out: _Judgement) -> None:
                 "class deadline needs CPUs that are a root domain of their own",
                 f"add cpus: {{{role.value}: auto}}",
             )
-
-
-def allowed_cpus(
-    host: Host, applied: Mapping[Target, Value], guest: Guest, thread: Thread, *, moves: bool
-) -> CpuSet:
-    """The CPUs that the thread's cgroup permits after the plan.
-
-    libvirt rewrites the cpuset of vcpus and emulator, and a worker that moves (``moves``) gets
-    the scope's, so only the cgroup above limits these. The CPUs that our partitions take are no
-    limit, because a plan may place everything anew.
-    """
-    if thread.role is Role.NAPI:
-        # A kernel thread of the host, outside the guest's cgroups and every partition
-        # (plan/deadline/root_domains.py).
-        limit = thread.cpuset_effective
-        return host.online if limit is None else host.online & limit
-    rewritten = guest.source == "libvirt" and (thread.role is not Role.VHOST or moves)
-    rewritten = rewritten and thread.cpuset_cpus is not None
-    if guest.source == "libvirt" and any(isinstance(t, Partition) for t in applied):
-        return _by_lists(host, applied, guest, thread, rewritten)
-    limit = scope_limit(guest, thread) if rewritten else thread.cpuset_effective
-    return host.online if limit is None else host.online & limit
-
-
-def _by_lists(
-    host: Host, applied: Mapping[Target, Value], guest: Guest, thread: Thread, rewritten: bool
-) -> CpuSet:
-    """The CPUs that cgroup lists which we did not write permit, without the CPUs that partitions
-    of others hold."""
-    partitions = {t.path for t in applied if isinstance(t, Partition)}
-    lists = {t.path for t in applied if isinstance(t, CpusetFile) and t.file == "cpuset.cpus"}
-    written = partitions | lists
-    main = next(iter(guest.by_role(Role.EMULATOR)), thread)
-    inside = thread.cgroup in partitions
-    path = thread.cgroup if "/" in thread.cgroup else main.cgroup
-    if rewritten or inside:
-        path = path.rpartition("/")[0]
-    cpus = host.online
-    above = path
-    while above:
-        group = host.cpuset(above)
-        if group is not None and group.cpus and above not in written:
-            cpus &= CpuSet.parse(group.cpus)
-        above = above.rpartition("/")[0]
-    for group in host.cpusets:
-        if group.valid and group.path not in partitions and not path.startswith(group.path):
-            cpus -= group.effective
-    return cpus

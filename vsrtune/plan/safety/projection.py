@@ -7,14 +7,14 @@ the kernel and libvirt do to the fields on which plans depend.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model import cpuset_tree
 from vsrtune.model.cpuset_tree import CpusetGroup
-from vsrtune.model.guest import Guest, Interface, Sched, Thread, ThreadKey
+from vsrtune.model.guest import Guest, Interface, Role, Sched, Thread, ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.present import changed
@@ -37,6 +37,7 @@ from vsrtune.model.targets import (
     ThreadCgroup,
     ThreadSched,
     TimeSlice,
+    Value,
     VcpuPin,
 )
 
@@ -325,6 +326,54 @@ def scope_limit(guest: Guest, thread: Thread) -> CpuSet | None:
         if other.cgroup.rpartition("/")[0] == parent and other.cpuset_cpus == "":
             return other.cpuset_effective
     return None
+
+
+def allowed_cpus(
+    host: Host, applied: Mapping[Target, Value], guest: Guest, thread: Thread, *, moves: bool
+) -> CpuSet:
+    """The CPUs that the thread's cgroup permits after the plan.
+
+    libvirt rewrites the cpuset of vcpus and emulator, and a worker that moves (``moves``) gets
+    the scope's, so only the cgroup above limits these. The CPUs that our partitions take are no
+    limit, because a plan may place everything anew.
+    """
+    if thread.role is Role.NAPI:
+        # A kernel thread of the host, outside the guest's cgroups and every partition
+        # (plan/deadline/root_domains.py).
+        limit = thread.cpuset_effective
+        return host.online if limit is None else host.online & limit
+    rewritten = guest.source == "libvirt" and (thread.role is not Role.VHOST or moves)
+    rewritten = rewritten and thread.cpuset_cpus is not None
+    if guest.source == "libvirt" and any(isinstance(t, Partition) for t in applied):
+        return _by_lists(host, applied, guest, thread, rewritten)
+    limit = scope_limit(guest, thread) if rewritten else thread.cpuset_effective
+    return host.online if limit is None else host.online & limit
+
+
+def _by_lists(
+    host: Host, applied: Mapping[Target, Value], guest: Guest, thread: Thread, rewritten: bool
+) -> CpuSet:
+    """The CPUs that cgroup lists which we did not write permit, without the CPUs that partitions
+    of others hold."""
+    partitions = {t.path for t in applied if isinstance(t, Partition)}
+    lists = {t.path for t in applied if isinstance(t, CpusetFile) and t.file == "cpuset.cpus"}
+    written = partitions | lists
+    main = next(iter(guest.by_role(Role.EMULATOR)), thread)
+    inside = thread.cgroup in partitions
+    path = thread.cgroup if "/" in thread.cgroup else main.cgroup
+    if rewritten or inside:
+        path = path.rpartition("/")[0]
+    cpus = host.online
+    above = path
+    while above:
+        group = host.cpuset(above)
+        if group is not None and group.cpus and above not in written:
+            cpus &= CpuSet.parse(group.cpus)
+        above = above.rpartition("/")[0]
+    for group in host.cpusets:
+        if group.valid and group.path not in partitions and not path.startswith(group.path):
+            cpus -= group.effective
+    return cpus
 
 
 def _effective(guest: Guest, thread: Thread, cpuset: str | None) -> CpuSet | None:
