@@ -47,8 +47,8 @@ def build(
         for pin in requirements.pins:
             phase = Phase.PIN_VCPUS if pin.thread.role is Role.VCPU else Phase.PIN_WORKERS
             _pin(requirements, pin, chosen, phase, draft)
-        if requirements.emulator is not None:
-            _pin(requirements, requirements.emulator, chosen, Phase.PIN_EMULATORS, draft)
+        for pin in requirements.housekeepers:
+            _pin(requirements, pin, chosen, Phase.PIN_EMULATORS, draft)
         for role in DATA_PLANE:
             _scheduling(context, requirements, role, chosen, found, draft)
         _queues(context, requirements, claimed, draft)

@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Selects CPUs for all guests: lists as written, then ``auto``, then the emulators, which get
-the remaining CPUs."""
+"""Selects CPUs for all guests: lists as written, then ``auto``, then the emulators and iothreads,
+which get the remaining CPUs."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from vsrtune.policy.model import AUTO, cpus_for
 def choose(
     context: Context, snapshot: Snapshot, per_guest: Sequence[Requirements]
 ) -> dict[ThreadKey, Chosen]:
-    """CPUs for every request: lists as written, auto by placement, then emulators."""
+    """CPUs for every request: lists as written, auto by placement, then housekeepers."""
     chosen: dict[ThreadKey, Chosen] = {}
     occupants = _occupants(context, snapshot, per_guest)
     seats: list[Seat] = []
@@ -57,10 +57,10 @@ def choose(
     pinned |= CpuSet.union(o.cpus for o in occupants if o.tight)
     roaming = CpuSet.union(o.cpus for o in occupants) - pinned
     for requirements in per_guest:
-        if requirements.emulator is not None:
-            pick = _housekeepers(context, requirements.emulator, pinned, roaming)
+        for pin in requirements.housekeepers:
+            pick = _housekeepers(context, pin, pinned, roaming)
             if pick is not None:
-                chosen[requirements.emulator.thread.key] = pick
+                chosen[pin.thread.key] = pick
     return chosen
 
 
@@ -155,9 +155,9 @@ def _fixed(
 def _housekeepers(
     context: Context, pin: PinRequest, pinned: CpuSet, roaming: CpuSet
 ) -> Chosen | None:
-    """CPUs for an emulator: as written, otherwise those without pinned vcpu, vhost or NAPI
-    threads, and without isolated and interrupt CPUs if others remain. If threads may roam on
-    all of these (``roaming``), an interrupt CPU is the quieter place."""
+    """CPUs for an emulator or iothread: as written, otherwise those without pinned vcpu, vhost or
+    NAPI threads, and without isolated and interrupt CPUs if others remain. If threads may roam
+    on all of these (``roaming``), an interrupt CPU is the quieter place."""
     if pin.cpus is not None:
         return Chosen(pin.cpus)
     pool = pin.allowed - pinned

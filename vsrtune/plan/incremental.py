@@ -31,7 +31,7 @@ from vsrtune.plan.drift import Memory, drifts, enforcing
 from vsrtune.plan.interrupt_cpus import interrupt_cpus
 from vsrtune.plan.phases import Draft
 from vsrtune.plan.placement.model import Chosen
-from vsrtune.plan.requirements import Context, PinRequest, Requirements, requirements_of
+from vsrtune.plan.requirements import Context, Requirements, requirements_of
 from vsrtune.plan.safety import invariants
 from vsrtune.policy.matching import assign
 from vsrtune.policy.model import Policy, host_keys
@@ -111,11 +111,11 @@ def plan_alone(
     for requirements in per_guest:
         if not _as_before(whole, host, requirements):
             return None
-        for pin in _pins(requirements):
+        for pin in requirements.all_pins:
             pick = whole.chosen.get(pin.thread.key) if pin.cpus is None else Chosen(pin.cpus)
             if pick is not None:
                 chosen[pin.thread.key] = pick
-            elif pin is not requirements.emulator:
+            elif pin not in requirements.housekeepers:
                 return None
     draft = Draft(skipped=list(assigned.skipped))
     build(context, per_guest, chosen, RootDomains(), draft)
@@ -149,13 +149,6 @@ def _as_before(whole: Whole, host: Host, requirements: Requirements) -> bool:
     return all(whole.devices.get(i.ifindex, ref) == ref for i in requirements.guest.interfaces)
 
 
-def _pins(requirements: Requirements) -> list[PinRequest]:
-    return [
-        *requirements.pins,
-        *([requirements.emulator] if requirements.emulator is not None else []),
-    ]
-
-
 def _shape(host: Host, requirements: Requirements) -> Hashable:
     """Everything of a guest on which the plans of others and the CPUs selected for it depend."""
     return (
@@ -166,7 +159,7 @@ def _shape(host: Host, requirements: Requirements) -> Hashable:
         tuple(
             # Selected CPUs belong to this very thread.
             (p.thread.role, p.number, p.cpus, p.allowed, p.thread.key if p.cpus is None else None)
-            for p in _pins(requirements)
+            for p in requirements.all_pins
         ),
     )
 

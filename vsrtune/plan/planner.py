@@ -290,7 +290,7 @@ def _locate(matched: Matched) -> Located:
             notes += [f"{note}; it is refused, so they stay there" for note in choice.notes]
     kept: list[tuple[Guest, Policy]] = []
     for guest, policy in matched.pairs:
-        needs = policy.pins or policy.realtime or policy.emulator is not None
+        needs = policy.pins or policy.realtime or policy.emulator or policy.iothread
         why: list[Refusal] = []
         by_hand = policy.irq if isinstance(policy.irq, CpuSet) else None
         if by_hand is not None:
@@ -459,8 +459,7 @@ def _in_held_partitions(
     held = context.held("", [w.guest.ref for w in per_guest])
     out = []
     for requirements in per_guest:
-        emulator = [] if requirements.emulator is None else [requirements.emulator]
-        for pin in (*requirements.pins, *emulator):
+        for pin in requirements.all_pins:
             pick = chosen.get(pin.thread.key)
             if pick is not None and (both := pick.cpus & held):
                 reason = (

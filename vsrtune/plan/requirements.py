@@ -100,7 +100,7 @@ class Context:
 @dataclass(frozen=True, slots=True)
 class PinRequest:
     """A request of CPUs for one thread. ``cpus`` None means ``auto``. ``allowed`` are the CPUs
-    that its cgroup permits; for ``auto`` without interrupt CPUs, except for the emulator."""
+    that its cgroup permits; for ``auto`` without interrupt CPUs, except for housekeepers."""
 
     thread: Thread
     target: Target
@@ -112,20 +112,26 @@ class PinRequest:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """Everything that a policy asks of one guest. ``moves``: the cgroup to which each worker
+    """Everything that a policy asks of one guest. ``pins`` are of threads that handle frames,
+    ``housekeepers`` of the emulator and of iothreads. ``moves``: the cgroup to which each worker
     moves. ``occupants``: threads that stay where they are. ``desired``: the targets for which
     the policy has a value. ``left``: those left alone because somebody changed them."""
 
     guest: Guest
     policy: Policy
     pins: tuple[PinRequest, ...] = ()
-    emulator: PinRequest | None = None
+    housekeepers: tuple[PinRequest, ...] = ()
     moves: Mapping[Thread, str] = field(default_factory=dict)
     occupants: tuple[Occupant, ...] = ()
     desired: frozenset[Target] = frozenset()
     left: frozenset[Target] = frozenset()
     skipped: tuple[Skipped, ...] = ()
     refusals: tuple[Refusal, ...] = ()
+
+    @property
+    def all_pins(self) -> tuple[PinRequest, ...]:
+        """The pins and the housekeepers."""
+        return (*self.pins, *self.housekeepers)
 
     def threads(self, role: Role) -> tuple[Thread, ...]:
         """The guest's threads of a role, without NAPI threads that are about to go."""
@@ -161,7 +167,7 @@ class _Judgement:
     guest: Guest
     policy: Policy
     pins: list[PinRequest] = field(default_factory=list)
-    emulator: PinRequest | None = None
+    housekeepers: list[PinRequest] = field(default_factory=list)
     moves: dict[Thread, str] = field(default_factory=dict)
     occupants: list[Occupant] = field(default_factory=list)
     desired: set[Target] = field(default_factory=set)
@@ -186,7 +192,7 @@ class _Judgement:
             self.guest,
             self.policy,
             tuple(self.pins),
-            self.emulator,
+            tuple(self.housekeepers),
             self.moves,
             tuple(self.occupants),
             frozenset(self.desired),
@@ -198,8 +204,8 @@ class _Judgement:
 
 def label(thread: Thread) -> str:
     """The name of a thread in messages: ``vcpu 0``, ``vhost macvtap0/0``, ``emulator``."""
-    if thread.role is Role.VCPU:
-        return f"vcpu {thread.index}"
+    if thread.role is Role.VCPU or thread.index is not None:
+        return f"{thread.role.value} {thread.index}"
     if thread.role is Role.NAPI:
         return f"napi {thread.interface}"
     if thread.role is not Role.VHOST:
@@ -267,7 +273,7 @@ def requirements_of(context: Context, guest: Guest, policy: Policy) -> Requireme
         for number, thread in enumerate(out.threads(role)):
             _thread(context, out, thread, number, named.get(role, {}))
     _check_vcpu_cpus(out)
-    _emulator(context, out)
+    _housekeepers(context, out)
     _check_realtime(context, out)
     _check_deadline(out)
     return out.requirements()
@@ -298,8 +304,9 @@ def _check_lists(context: Context, out: _Judgement) -> None:
                 f"CPU {both} serves interrupts of a NIC below a managed guest",
                 f"choose from CPUs {context.online - context.irq}{otherwise}",
             )
-    if isinstance(out.policy.emulator, CpuSet):
-        lists.append((("cpus", "emulator"), out.policy.emulator))
+    for key, choice in (("emulator", out.policy.emulator), ("iothread", out.policy.iothread)):
+        if isinstance(choice, CpuSet):
+            lists.append((("cpus", key), choice))
     if out.policy.pool is not None:
         # One that is offline is no candidate.
         offline = CpuSet(c.id for c in context.host.cpus if not c.online)
@@ -448,7 +455,7 @@ def _request(
     moves = thread in out.moves
     allowed = allowed_cpus(context.host, context.lists, out.guest, thread, moves=moves)
     cpus = choice if isinstance(choice, CpuSet) else None
-    pool = context.online if thread.role is Role.EMULATOR else out.policy.pool or context.online
+    pool = context.online if thread.role not in DATA_PLANE else out.policy.pool or context.online
     stays = thread.sched.cls is SchedClass.DEADLINE or context.partitioned(thread.cgroup)
     if stays and choice is AUTO:
         # A thread that we made DEADLINE keeps its root domain for as long as it is in it, and so
@@ -475,13 +482,13 @@ def _request(
             f"the cgroup of {label(thread)} allows CPUs {allowed or 'none'} only",
             "choose among them, or widen the cgroup above the guest",
         )
-    usable = allowed if thread.role is Role.EMULATOR else allowed - context.irq
+    usable = allowed if thread.role not in DATA_PLANE else allowed - context.irq
     if cpus is None and usable and not usable & pool:
         reason = f"no CPU of {pool} is left, its threads may use {usable}"
         told = refusal(out.guest, out.policy, ("cpus", "pool"), reason, "add CPUs of these")
         out.refusals += [told] if told not in out.refusals else []
         return None
-    if cpus is None and not usable and thread.role is not Role.EMULATOR:
+    if cpus is None and not usable and thread.role in DATA_PLANE:
         held |= context.online - beside
         others = f", root domains of other threads have CPUs {held}" if held else ""
         out.refuse(
@@ -494,6 +501,14 @@ def _request(
     return PinRequest(
         thread, target, cpus, keys, usable & pool if cpus is None else allowed, number
     )
+
+
+def _housekeepers(context: Context, out: _Judgement) -> None:
+    _emulator(context, out)
+    choice = out.policy.iothread
+    for number, thread in enumerate(out.guest.by_role(Role.IOTHREAD) if choice is not None else ()):
+        request = _request(context, out, thread, choice, ("cpus", "iothread"), number)
+        out.housekeepers += [] if request is None else [request]
 
 
 def _emulator(context: Context, out: _Judgement) -> None:
@@ -514,7 +529,8 @@ def _emulator(context: Context, out: _Judgement) -> None:
         names = ", ".join(label(t) for t in staying)
         out.leave(thread, f"{names} cannot be moved out of its cgroup and would be narrowed too")
         return
-    out.emulator = _request(context, out, thread, choice, ("cpus", "emulator"), 0)
+    request = _request(context, out, thread, choice, ("cpus", "emulator"), 0)
+    out.housekeepers += [] if request is None else [request]
 
 
 def _check_vcpu_cpus(out: _Judgement) -> None:

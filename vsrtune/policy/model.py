@@ -104,6 +104,7 @@ class Policy:
     vcpu: CpuChoice | VcpuMap | None = None
     vhost: CpuChoice | DeviceMap | None = None
     emulator: CpuChoice | None = None
+    iothread: CpuChoice | None = None
     vcpu_sched: SchedRule | None = None
     vhost_sched: SchedRule | None = None
     softirq_sched: SchedRule | None = None

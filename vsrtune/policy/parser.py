@@ -132,6 +132,7 @@ class _Reader:
             vhost=self.devices(data, "vhost"),
             napi=self.devices(data, "napi"),
             emulator=self.cpus(data, "cpus", "emulator"),
+            iothread=self.cpus(data, "cpus", "iothread"),
             pool=self.cpu_list(self.get(data, "cpus", "pool"), ("cpus", "pool")),
             vcpu_sched=self.sched(data, "vcpu"),
             vhost_sched=self.sched(data, "vhost"),

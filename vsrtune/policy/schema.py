@@ -39,6 +39,7 @@ SETTINGS = {
     "cpus.vhost": "CPUs of vhost workers",
     "cpus.napi": "CPUs of NAPI threads",
     "cpus.emulator": "CPUs of the emulator",
+    "cpus.iothread": "CPUs of iothreads",
     "scheduler.vcpu": "class and priority of vcpu threads",
     "scheduler.vhost": "class and priority of vhost workers",
     "scheduler.napi": "class and priority of NAPI threads",
@@ -314,6 +315,11 @@ SCHEMA: dict[str, Any] = {
                 "emulator": _cpus(
                     "CPUs of QEMU's other threads: auto (housekeeping CPUs, those without "
                     "pinned vcpu or vhost threads) or a list.",
+                    auto=True,
+                ),
+                "iothread": _cpus(
+                    "CPUs of QEMU's iothreads, which serve disks: auto (as for the emulator) or a "
+                    "list. Unset: as libvirt says (iothreadpin).",
                     auto=True,
                 ),
             },

@@ -106,3 +106,27 @@ def test_drift_by_hand_is_found_and_corrected(tuned: set[int], guests: list[LabG
     labhelp.wait_for(
         lambda: hoststate.sched(tid).startswith(labhelp.realtime_start()), "the class is corrected"
     )
+
+
+def test_an_iothread_keeps_off_the_routers_cpu(
+    untuned: None, libvirt_guest: LabGuest, irq_cpus: set[int]
+) -> None:
+    hoststate.virsh("iothreadadd", libvirt_guest.name, "1", "--live")
+    try:
+        threads = hoststate.threads(libvirt_guest.pid)
+        (iothread,) = [tid for tid in threads if hoststate.comm(tid) == "IO iothread1"]
+        before = hoststate.capture()
+        labhelp.POLICIES.mkdir(parents=True, exist_ok=True)
+        (labhelp.POLICIES / "test0.yaml").write_text(
+            f'guest: "{libvirt_guest.name}"\nprofile: none\n'
+            "cpus: {irq: 0, vcpu: 2, vhost: 2, iothread: auto}\n"
+        )
+        labhelp.start()
+        mask = labhelp.mask(iothread)
+        assert mask
+        assert 2 not in mask
+        labhelp.sh("lab-wait-forward", libvirt_guest.name)
+        labhelp.stop()
+        assert hoststate.differences(before, hoststate.capture()) == []
+    finally:
+        hoststate.virsh("iothreaddel", libvirt_guest.name, "1", "--live")

@@ -96,12 +96,11 @@ def keep_out(
 
 
 def emulators(per_guest: Sequence[Requirements], search: Search) -> None:
-    """Keep emulators off partitions, and those that live in a loose one within it; otherwise
-    refuse the guest."""
+    """Keep emulators and iothreads off partitions, and those that live in a loose one within it;
+    otherwise refuse the guest."""
     chosen = search.chosen
-    for requirements in per_guest:
-        pin = requirements.emulator
-        if pin is None or pin.thread.key not in chosen:
+    for requirements, pin in ((r, p) for r in per_guest for p in r.housekeepers):
+        if pin.thread.key not in chosen:
             continue
         for domain in search.domains:
             loose = domain.mode is DomainMode.LOOSE
@@ -112,13 +111,13 @@ def emulators(per_guest: Sequence[Requirements], search: Search) -> None:
                     chosen[pin.thread.key] = Chosen(domain.cpus, f"confined to {domain.path}")
                     continue
                 reason = (
-                    f"the emulator lives in {domain.path}, which becomes the partition of CPUs "
-                    f"{domain.cpus}: CPUs {pick - domain.cpus} are outside"
+                    f"{label(pin.thread)} lives in {domain.path}, which becomes the partition of "
+                    f"CPUs {domain.cpus}: CPUs {pick - domain.cpus} are outside"
                 )
-                hint = "write emulator: auto, or CPUs within the partition"
+                hint = f"write {pin.keys[-1]}: auto, or CPUs within the partition"
             elif not inside and domain.mode is not DomainMode.ISOLATED and pick & domain.cpus:
                 reason = f"CPU {pick & domain.cpus} belongs to a partition for class deadline"
-                hint = "write emulator: auto, or CPUs outside the partition"
+                hint = f"write {pin.keys[-1]}: auto, or CPUs outside the partition"
             else:
                 continue
             search.refusals.append(requirements.refusal(pin.keys, reason, hint))

@@ -342,7 +342,8 @@ def allowed_cpus(
         # (plan/deadline/root_domains.py).
         limit = thread.cpuset_effective
         return host.online if limit is None else host.online & limit
-    rewritten = guest.source == "libvirt" and (thread.role is not Role.VHOST or moves)
+    pinned = thread.role in (Role.VCPU, Role.EMULATOR)
+    rewritten = guest.source == "libvirt" and (pinned or moves)
     rewritten = rewritten and thread.cpuset_cpus is not None
     if guest.source == "libvirt" and any(isinstance(t, Partition) for t in applied):
         return _by_lists(host, applied, guest, thread, rewritten)
