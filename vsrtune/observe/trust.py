@@ -46,8 +46,9 @@ _HOME = re.compile(
     re.ASCII,
 )
 
+# A name without a letter or digit of ASCII leaves only the id (virDomainDriverGenerateMachineName).
 _SCOPE = re.compile(
-    r"machine\.slice/machine-qemu\\x2d([0-9]{1,9})\\x2d[^/]*\.scope(?:/|$)", re.ASCII
+    r"machine\.slice/machine-qemu\\x2d([0-9]{1,9})(?:\\x2d[^/]*)?\.scope(?:/|$)", re.ASCII
 )
 
 

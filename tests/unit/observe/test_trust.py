@@ -320,6 +320,15 @@ def test_libvirts_answer_alone_is_not_enough(
     assert [p.what for p in snapshot.problems] == [f"vr1 runs according to libvirt, but {why}"]
 
 
+def test_a_name_without_a_letter_of_ascii_leaves_the_scope_its_id_alone() -> None:
+    name = "роутер"
+    tree = HostTree().host()
+    libvirt_qemu(tree, 50, name)
+    tree.stats[PID_FILES] = FileStat(NOBODY, DIRECTORY, 1, 1)
+    told = replace(domain(name), live_xml="<domain type='kvm' id='1'/>")
+    assert tuned(observer(tree, FakeVirt(told), "*").observe()) == {name}
+
+
 def test_where_qemus_user_owns_the_pid_files_the_scope_tells(tree: HostTree) -> None:
     """As on Debian 13. A guest's QEMU can then name any process in them, and start others."""
     tree.stats[PID_FILES] = FileStat(NOBODY, DIRECTORY, 1, 1)

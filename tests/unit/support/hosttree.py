@@ -16,8 +16,11 @@ def stat_line(tid: int, comm: str, *, ppid: int = 1, flags: int = 0, start: int 
 
 
 def scope(name: str) -> str:
-    """The cgroup that systemd makes for a domain."""
-    return f"/machine.slice/machine-qemu\\x2d1\\x2d{name}.scope"
+    """The cgroup that systemd makes for a domain. libvirt gives it the letters and digits of
+    ASCII only, and nothing after the id without any (virDomainDriverGenerateMachineName)."""
+    kept = re.sub(r"[^0-9A-Za-z.-]", "", name)
+    words = ("/machine.slice/machine-qemu", "1", *([kept] if kept else []))
+    return "\\x2d".join(words) + ".scope"
 
 
 class HostTree:
