@@ -14,7 +14,7 @@ from vsrtune.model.snapshot import SnapshotSlice
 from vsrtune.model.stepdown import NO_STEPS, Steps
 from vsrtune.model.targets import Target
 from vsrtune.policy.matching import assign
-from vsrtune.policy.model import Policy
+from vsrtune.policy.model import Policy, irq_lists
 
 
 def guest_states(
@@ -61,7 +61,7 @@ def guest_states(
 
 def _irq(policy: Policy | None) -> CpuSet:
     """The interrupt CPUs that a policy names."""
-    return policy.irq if policy is not None and isinstance(policy.irq, CpuSet) else CpuSet()
+    return CpuSet.union(c for _, c in irq_lists(policy)) if policy is not None else CpuSet()
 
 
 def merged(

@@ -110,15 +110,19 @@ class Drift:
     left: str
 
 
+# By guest: the interrupt CPUs that its policy lists, and the lower devices that it lists them for.
+Heeded = Mapping[str, tuple[CpuSet, frozenset[str]]]
+
+
 @dataclass(frozen=True, slots=True)
 class Plan:
     """The plan that ``plan`` prints and ``apply`` executes, with its actions in order.
     ``for_verify`` holds the settings that are already as the policies say, for those who remember
-    them. ``heeded`` maps the guests whose interrupt CPUs get no vcpu, vhost or NAPI thread to the
-    CPUs that their policies list, None where the host shows the CPUs. ``accepted`` are the guests
-    whose policies accept a standstill. ``disowned`` are targets of the journal that no policy asks
-    for any more and that somebody else has changed: they are forgotten. These four are neither
-    compared nor stored."""
+    them. ``heeded`` are the guests whose interrupt CPUs get no vcpu, vhost or NAPI thread: the
+    CPUs that are listed, and those that the host shows for other devices. ``accepted`` are the
+    guests whose policies accept a standstill. ``disowned`` are targets of the journal that no
+    policy asks for any more and that somebody else has changed: they are forgotten. These four are
+    neither compared nor stored."""
 
     actions: tuple[Action, ...] = ()
     skipped: tuple[Skipped, ...] = ()
@@ -127,7 +131,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     drift: tuple[Drift, ...] = ()
     for_verify: Mapping[Target, Value] = field(default_factory=dict, compare=False, repr=False)
-    heeded: Mapping[str, CpuSet | None] = field(default_factory=dict, compare=False, repr=False)
+    heeded: Heeded = field(default_factory=dict, compare=False, repr=False)
     accepted: frozenset[str] = field(default=frozenset(), compare=False, repr=False)
     disowned: tuple[Target, ...] = field(default=(), compare=False, repr=False)
 

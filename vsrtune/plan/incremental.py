@@ -16,10 +16,10 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import Guest, ThreadKey
+from vsrtune.model.guest import ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.journal_records import Entry, applied
-from vsrtune.model.plan import Plan
+from vsrtune.model.plan import Heeded, Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.stepdown import NO_STEPS, Steps
 from vsrtune.model.targets import HOST_REF
@@ -28,7 +28,7 @@ from vsrtune.plan.actions import build
 from vsrtune.plan.brought_pins import brought
 from vsrtune.plan.deadline.model import RootDomains
 from vsrtune.plan.drift import Memory, drifts, enforcing
-from vsrtune.plan.interrupt_cpus import interrupt_cpus
+from vsrtune.plan.interrupt_cpus import interrupt_cpus, irqs_of
 from vsrtune.plan.phases import Draft
 from vsrtune.plan.placement.model import Chosen
 from vsrtune.plan.requirements import Context, Requirements, requirements_of
@@ -46,7 +46,7 @@ class Whole:
     host: Host
     policies: tuple[Policy, ...]
     irq: CpuSet
-    heeded: Mapping[str, CpuSet | None]
+    heeded: Heeded
     by_hand: CpuSet
     chosen: Mapping[ThreadKey, Chosen]
     shapes: Mapping[str, Hashable]
@@ -59,7 +59,7 @@ def remember(
     per_guest: Sequence[Requirements],
     chosen: Mapping[ThreadKey, Chosen],
     found: RootDomains,
-    heeded: Mapping[str, CpuSet | None],
+    heeded: Heeded,
 ) -> Whole | None:
     """The memory of a whole plan for planning guests alone. None when guests share root domains
     or devices, or keep others off their CPUs: they have to wait for the next whole plan."""
@@ -77,7 +77,7 @@ def remember(
                 != requirements.guest.ref
             ):
                 return None
-    by_hand = CpuSet.union(cpus for cpus in heeded.values() if cpus is not None)
+    by_hand = CpuSet.union(cpus for cpus, _ in heeded.values())
     return Whole(
         context.host, tuple(policies), context.irq, heeded, by_hand, chosen, shapes, devices
     )
@@ -130,7 +130,7 @@ def plan_alone(
         draft.actions(),
         tuple(draft.skipped),
         for_verify=draft.for_verify,
-        heeded={HOST_REF: whole.by_hand, **heeded},
+        heeded={HOST_REF: (whole.by_hand, frozenset()), **heeded},
         accepted=frozenset(w.guest.ref for w in per_guest if w.policy.accept_standstill),
     )
     try:
@@ -151,10 +151,12 @@ def _as_before(whole: Whole, host: Host, requirements: Requirements) -> bool:
 
 def _shape(host: Host, requirements: Requirements) -> Hashable:
     """Everything of a guest on which the plans of others and the CPUs selected for it depend."""
+    guest, policy = requirements.guest, requirements.policy
     return (
-        requirements.policy.path,
+        policy.path,
         _moved(requirements),
-        _interrupts(host, requirements.guest, requirements.policy),
+        interrupt_cpus(host, guest, policy).cpus,
+        frozenset(irqs_of(host, guest, policy)),
         tuple(requirements.occupants),
         tuple(
             # Selected CPUs belong to this very thread.
@@ -169,7 +171,3 @@ def _moved(requirements: Requirements) -> frozenset[str]:
     if all(key.startswith("scheduler.") for key in host_keys(requirements.policy)):
         return frozenset()
     return frozenset(name for i in requirements.guest.interfaces for name in i.lower)
-
-
-def _interrupts(host: Host, guest: Guest, policy: Policy) -> CpuSet:
-    return policy.irq if isinstance(policy.irq, CpuSet) else interrupt_cpus(host, guest).cpus

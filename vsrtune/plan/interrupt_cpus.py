@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Which CPUs serve the interrupts of the NICs below a guest (``cpus.irq: auto``).
+"""Which CPUs serve the interrupts of the NICs below a guest (``cpus.irq``).
 
 A guest thread there competes with the SoftIRQ that feeds it (Abeni et al., section 3.2), so
 plans keep these CPUs free of vcpu and vhost threads.
@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import Guest, Interface
 from vsrtune.model.host import Host, Irq, Nic, NicThread
+from vsrtune.policy.model import IRQ_KEYS, Policy, irq_lists
+from vsrtune.policy.yaml_reader import KeyPath
 
 # What an operator can do about an interrupt that the kernel manages.
 MANAGED_HINT = (
@@ -27,16 +29,17 @@ _CONTROL_SUFFIXES = ("-config", "misc", "-other", "-ctrl", "-async", "-mgmnt", "
 
 @dataclass(frozen=True, slots=True)
 class IrqChoice:
-    """The CPUs, and a note for each device with the rule that gave its CPUs."""
+    """The CPUs, and a note for each list of the policy and each device that was asked."""
 
     cpus: CpuSet
     notes: tuple[str, ...]
 
 
-def interrupt_cpus(host: Host, guest: Guest) -> IrqChoice:
-    """The union over the guest's lower devices; empty when it has none.
+def interrupt_cpus(host: Host, guest: Guest, policy: Policy | None = None) -> IrqChoice:
+    """The lists of the policy, and the union over the guest's lower devices for which it has
+    none; empty when there is neither.
 
-    For each device, the first rule that yields CPUs applies:
+    For each such device, the first rule that yields CPUs applies:
 
     1. the effective CPUs of its interrupts, without those for control only, together with its
        RPS CPUs and those to which its NAPI threads are confined
@@ -47,6 +50,12 @@ def interrupt_cpus(host: Host, guest: Guest) -> IrqChoice:
     cpus = CpuSet()
     notes: list[str] = []
     told: set[str] = set()
+    if policy is not None:
+        told |= irqs_of(host, guest, policy).keys()
+        for keys, found in irq_lists(policy):
+            cpus |= found
+            whose = "".join(f" of {key}" for key in keys[len(IRQ_KEYS) :])
+            notes.append(f"{guest.ref}: interrupt CPUs {found}{whose} from {policy.at(*keys)}")
     for interface in guest.interfaces:
         for device in serving(host, interface):
             if device in told:
@@ -55,9 +64,34 @@ def interrupt_cpus(host: Host, guest: Guest) -> IrqChoice:
             found, rule = device_cpus(host, host.nic(device))
             cpus |= found
             notes.append(f"{guest.ref}: interrupt CPUs {found} from {device}: {rule}")
-    if not told:
+    if not notes:
         notes.append(f"{guest.ref}: no lower device, so no interrupt CPUs")
     return IrqChoice(cpus, tuple(notes))
+
+
+def below(host: Host, guest: Guest) -> dict[str, str]:
+    """The devices below the guest, nearest first, each with its NUMA node as policies write it;
+    "" for one without, such as a VLAN, a bond or a bridge."""
+    nics = {name: host.nic(name) for i in guest.interfaces for name in i.lower}
+    return {
+        name: f"node{nic.node}" if nic is not None and nic.node >= 0 else ""
+        for name, nic in nics.items()
+    }
+
+
+def irqs_of(host: Host, guest: Guest, policy: Policy) -> dict[str, tuple[KeyPath, CpuSet]]:
+    """The CPUs that the policy lists for each device below its guest, with the key. A device's own
+    key wins over that of its node. Devices for which it lists none are left out."""
+    lists = dict(irq_lists(policy))
+    devices = below(host, guest)
+    found: dict[str, tuple[KeyPath, CpuSet]] = {}
+    for name, node in devices.items():
+        # A key that is a device's name does not mean a node.
+        words = (name,) if node in devices else (name, node)
+        for keys in (*((*IRQ_KEYS, word) for word in words), IRQ_KEYS):
+            if keys in lists:
+                found.setdefault(name, (keys, lists[keys]))
+    return found
 
 
 def lower_nics(host: Host, guest: Guest) -> tuple[Nic, ...]:

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Moves the work of the lower NICs to the interrupt CPUs (``irq.set``).
 
-For each lower device of the guest's interfaces, down to the physical ones, the plan moves
+For each lower device of the guest's interfaces, down to the physical ones, for which ``cpus.irq``
+lists CPUs, the plan moves
 
 - every interrupt, except those that the kernel manages or that other devices share
 - RPS and XPS of its queues if they are on; otherwise they stay off, because the SoftIRQ then
@@ -32,11 +33,18 @@ from vsrtune.model.targets import (
     ThreadAffinity,
     queue_file,
 )
-from vsrtune.plan.interrupt_cpus import MANAGED_HINT, lower_nics, napi_threads, queue_irqs
+from vsrtune.plan.interrupt_cpus import (
+    MANAGED_HINT,
+    below,
+    irqs_of,
+    lower_nics,
+    napi_threads,
+    queue_irqs,
+)
 from vsrtune.plan.phases import Draft, Phase
 from vsrtune.plan.requirements import Context, Requirements, refusal
-from vsrtune.policy.model import IRQ_KEYS, Policy
-from vsrtune.policy.yaml_reader import dotted
+from vsrtune.policy.model import IRQ_KEYS, Policy, irq_lists
+from vsrtune.policy.yaml_reader import KeyPath, dotted
 
 
 def moved(host: Host, pairs: Iterable[tuple[Guest, Policy]], left: Collection[Target] = ()) -> Host:
@@ -45,11 +53,10 @@ def moved(host: Host, pairs: Iterable[tuple[Guest, Policy]], left: Collection[Ta
     the policy leaves that alone."""
     nics = {nic.name: nic for nic in host.nics}
     for guest, policy in pairs:
-        cpus = policy.moves_irqs
-        if cpus is None or not cpus <= host.online:
-            continue
         steered = _steered(host, guest)
-        for nic in lower_nics(host, guest):
+        for nic, _, cpus in _moves(host, guest, policy):
+            if not cpus <= host.online:
+                continue
             for irq in filter(_movable, nic.irqs):
                 if irq_target(irq) not in left:
                     nics[nic.name] = changed(nics[nic.name], irq_target(irq), cpus)
@@ -65,21 +72,36 @@ def moved(host: Host, pairs: Iterable[tuple[Guest, Policy]], left: Collection[Ta
 
 def conflicts(host: Host, pairs: Sequence[tuple[Guest, Policy]]) -> list[Refusal]:
     """Refusals of guests that move a lower device to other CPUs than an earlier guest."""
-    first: dict[str, tuple[Guest, Policy]] = {}
+    first: dict[str, tuple[Guest, str, CpuSet]] = {}
     out: list[Refusal] = []
     for guest, policy in pairs:
-        for nic in lower_nics(host, guest) if policy.moves_irqs is not None else ():
-            other, theirs = first.setdefault(nic.name, (guest, policy))
-            if theirs.moves_irqs != policy.moves_irqs:
+        moves = _moves(host, guest, policy)
+        for nic, keys, cpus in moves:
+            other, place, before = first.get(nic.name, (guest, "", cpus))
+            if before != cpus:
                 reason = (
-                    f"{nic.name} is below {other.ref} too, for which "
-                    f"{theirs.at(*IRQ_KEYS)} moves its interrupts to CPUs "
-                    f"{theirs.moves_irqs}"
+                    f"{nic.name} is below {other.ref} too, for which {place} moves its interrupts "
+                    f"to CPUs {before}"
                 )
                 hint = "ask the same for both guests"
-                out.append(refusal(guest, policy, IRQ_KEYS, reason, hint))
+                out.append(refusal(guest, policy, keys, reason, hint))
                 break
+        else:
+            # A refused guest moves nothing, so nobody has to ask for the same.
+            first = {n.name: (guest, policy.at(*k), c) for n, k, c in moves} | first
     return out
+
+
+def not_below(host: Host, guest: Guest, policy: Policy) -> list[Refusal]:
+    """Refusals for keys of ``cpus.irq`` that name nothing below the guest."""
+    devices = below(host, guest)
+    have = ", ".join(f"{name} ({node})" if node else name for name, node in devices.items())
+    reason = "no such device or NUMA node is below the guest"
+    return [
+        refusal(guest, policy, keys, reason, f"below it are: {have or 'none'}")
+        for keys, _ in irq_lists(policy)
+        if keys != IRQ_KEYS and keys[-1] not in {*devices, *devices.values()}
+    ]
 
 
 def build(context: Context, per_guest: Sequence[Requirements], draft: Draft) -> None:
@@ -87,27 +109,26 @@ def build(context: Context, per_guest: Sequence[Requirements], draft: Draft) -> 
     host = context.host
     done: set[str] = set()
     for requirements in per_guest:
-        cpus = requirements.policy.moves_irqs
-        if cpus is None:
+        policy = requirements.policy
+        if not policy.moves_irqs:
             continue
-        nics = lower_nics(host, requirements.guest)
-        if not nics:
+        moves = _moves(host, requirements.guest, policy)
+        if not moves:
             draft.skip(requirements.guest.ref, "interrupts", "the guest has no lower device")
         steered = _steered(host, requirements.guest)
-        for nic in nics:
+        for nic, keys, cpus in moves:
             if nic.name not in done:
                 done.add(nic.name)
-                device = _Device(context, nic, requirements.policy, nic.name in steered, draft)
-                device.build()
+                reason = f"irq.set: {dotted(keys)} {cpus} ({policy.at('irq', 'set')})"
+                _Device(context, nic, cpus, reason, nic.name in steered, draft).build()
 
 
 def warnings(result: Snapshot, per_guest: Sequence[Requirements]) -> list[str]:
     """Warnings about ``result``, the snapshot as the plan leaves it."""
     nics: dict[str, tuple[Nic, CpuSet]] = {}
     for requirements in per_guest:
-        cpus = requirements.policy.moves_irqs
-        if cpus is not None:
-            nics |= {nic.name: (nic, cpus) for nic in lower_nics(result.host, requirements.guest)}
+        moves = _moves(result.host, requirements.guest, requirements.policy)
+        nics |= {nic.name: (nic, cpus) for nic, _, cpus in moves}
     managed = {w.guest.ref for w in per_guest}
     guests = [g for g in result.guests if g.ref in managed]
     out = [text for nic, cpus in nics.values() for text in _staying(nic, cpus, guests)]
@@ -157,6 +178,12 @@ def refused(actions: Iterable[tuple[Action, object]]) -> tuple[tuple[int, str], 
     return tuple((t.irq, t.name) for t in targets if isinstance(t, IrqAffinity))
 
 
+def _moves(host: Host, guest: Guest, policy: Policy) -> list[tuple[Nic, KeyPath, CpuSet]]:
+    """The lower devices whose interrupts the policy moves, with the key and its CPUs."""
+    named = irqs_of(host, guest, policy) if policy.moves_irqs else {}
+    return [(nic, *named[nic.name]) for nic in lower_nics(host, guest) if nic.name in named]
+
+
 def _movable(irq: Irq) -> bool:
     return not (irq.managed or irq.shared)
 
@@ -177,14 +204,14 @@ class _Device:
     """The plan for one lower device."""
 
     def __init__(
-        self, context: Context, nic: Nic, policy: Policy, steered: bool, draft: Draft
+        self, context: Context, nic: Nic, cpus: CpuSet, reason: str, steered: bool, draft: Draft
     ) -> None:
         self.nic = nic
-        self.cpus = policy.moves_irqs or CpuSet()
+        self.cpus = cpus
         self.steered = steered
         self._context = context
         self._draft = draft
-        self._reason = f"irq.set: {dotted(IRQ_KEYS)} {self.cpus} ({policy.at('irq', 'set')})"
+        self._reason = reason
 
     def build(self) -> None:
         if not self.nic.irqs:

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import Guest, Sched, SchedClass, ThreadKey
-from vsrtune.model.plan import Action, Drift, Plan, Refusal, Skipped
+from vsrtune.model.plan import Action, Drift, Heeded, Plan, Refusal, Skipped
 from vsrtune.model.root_domains import slices_of
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.stepdown import NO_STEPS, Steps
@@ -40,7 +40,7 @@ from vsrtune.plan.deadline import partitions, root_domains
 from vsrtune.plan.deadline.model import RootDomains
 from vsrtune.plan.drift import NO_MEMORY, Memory, drifts, enforcing
 from vsrtune.plan.incremental import Whole, remember
-from vsrtune.plan.interrupt_cpus import interrupt_cpus
+from vsrtune.plan.interrupt_cpus import interrupt_cpus, irqs_of
 from vsrtune.plan.phases import Draft, Phase
 from vsrtune.plan.placement import keep_off
 from vsrtune.plan.placement.model import Chosen
@@ -57,7 +57,7 @@ from vsrtune.plan.safety import invariants, standstill
 from vsrtune.plan.safety.projection import project_actions
 from vsrtune.plan.warnings import pins_alone, warnings
 from vsrtune.policy.matching import assign, policies_of
-from vsrtune.policy.model import IRQ_KEYS, Policy, asks_of_host
+from vsrtune.policy.model import IRQ_KEYS, Policy, asks_of_host, irq_lists
 
 Pairs = tuple[tuple[Guest, Policy], ...]
 
@@ -145,7 +145,7 @@ class Matched:
     @property
     def movers(self) -> Pairs:
         """The guests whose policies move interrupts."""
-        return tuple((g, p) for g, p in self.pairs if p.moves_irqs is not None)
+        return tuple((g, p) for g, p in self.pairs if p.moves_irqs)
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ class Located:
     matched: Matched
     pairs: Pairs
     irq: CpuSet
-    heeded: Mapping[str, CpuSet | None]
+    heeded: Heeded
     report: Report
 
 
@@ -277,7 +277,7 @@ def _locate(matched: Matched) -> Located:
     # The host as it will be after the interrupts move.
     host = interrupts.moved(matched.inputs.snapshot.host, matched.movers, left)
     irq = CpuSet()
-    heeded: dict[str, CpuSet | None] = {}
+    heeded: dict[str, tuple[CpuSet, frozenset[str]]] = {}
     notes: list[str] = []
     refusals: list[Refusal] = []
     for guest in matched.out:
@@ -286,25 +286,21 @@ def _locate(matched: Matched) -> Located:
         together = (irq | choice.cpus) & host.online
         if not host.online <= together:
             irq = together
-            heeded[guest.ref] = None
+            heeded[guest.ref] = (CpuSet(), frozenset())
             notes += [f"{note}; it is refused, so they stay there" for note in choice.notes]
     kept: list[tuple[Guest, Policy]] = []
     for guest, policy in matched.pairs:
         needs = policy.pins or policy.realtime or policy.emulator or policy.iothread
-        why: list[Refusal] = []
-        by_hand = policy.irq if isinstance(policy.irq, CpuSet) else None
-        if by_hand is not None:
-            cpus = by_hand
-            why += not_online(host, guest, policy, IRQ_KEYS, cpus)
-            notes.append(f"{guest.ref}: interrupt CPUs {cpus} from {policy.at(*IRQ_KEYS)}")
-        else:
-            choice = interrupt_cpus(host, guest)
-            cpus = choice.cpus
-            notes += choice.notes
-        together = (irq | cpus) & host.online
+        why = interrupts.not_below(host, guest, policy)
+        lists = irq_lists(policy)
+        for keys, cpus in lists:
+            why += not_online(host, guest, policy, keys, cpus)
+        choice = interrupt_cpus(host, guest, policy)
+        notes += choice.notes
+        together = (irq | choice.cpus) & host.online
         full = bool(host.online) and host.online <= together
         if full and (needs or policy.irq is not None):
-            others = "" if host.online <= cpus else " together with the other guests' NICs"
+            others = "" if host.online <= choice.cpus else " together with the other guests' NICs"
             reason = (
                 f"the interrupts of its NICs are served on every online CPU{others}, "
                 "so no CPU is left for its threads"
@@ -319,7 +315,8 @@ def _locate(matched: Matched) -> Located:
             kept.append((guest, policy))
             if not full:
                 irq = together
-                heeded[guest.ref] = by_hand
+                named = CpuSet.union(cpus for _, cpus in lists)
+                heeded[guest.ref] = (named, frozenset(irqs_of(host, guest, policy)))
     return Located(matched, tuple(kept), irq, heeded, matched.report.plus(refusals, notes))
 
 

@@ -39,7 +39,7 @@ from vsrtune.model.targets import (
     Value,
     VcpuPin,
 )
-from vsrtune.plan.interrupt_cpus import inner_links
+from vsrtune.plan.interrupt_cpus import below, inner_links, irqs_of
 from vsrtune.plan.phases import OWN_CGROUP
 from vsrtune.plan.placement.model import Chosen, Occupant
 from vsrtune.plan.safety.projection import allowed_cpus
@@ -294,8 +294,10 @@ def _check_lists(context: Context, out: _Judgement) -> None:
     """Lists written by hand must name CPUs that are online and, for vcpu and vhost
     threads, no interrupt CPU of any managed guest."""
     lists = by_hand(out.policy)
-    # A policy that names them by hand already conflicts with another guest's NIC.
-    otherwise = "" if isinstance(out.policy.irq, CpuSet) else ", or write cpus.irq by hand"
+    named = irqs_of(context.host, out.guest, out.policy)
+    # A policy that names them all by hand conflicts with another guest's NIC.
+    every = below(context.host, out.guest).keys() <= named.keys()
+    otherwise = "" if every else ", or write cpus.irq by hand"
     for keys, cpus in lists:
         both = cpus & context.irq
         if both:

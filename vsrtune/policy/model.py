@@ -90,16 +90,17 @@ class SchedRule:
 class Policy:
     """One policy file. ``lines`` gives the line of every key path. The plain QEMUs that it names
     must belong to ``user``; ``uid`` is the number of that user, None until somebody looks the name
-    up (config_files). ``irq`` are the interrupt CPUs; with ``irq_set``, vsrtune moves interrupts
-    there. ``pool``: the CPUs among which ``auto`` chooses for threads that handle frames.
-    ``keep_off``: guests that no policy names leave the CPUs of those threads.
+    up (config_files). ``irq`` are the interrupt CPUs, of all lower devices or by device and NUMA
+    node; with ``irq_set``, vsrtune moves interrupts there. ``pool``: the CPUs among which ``auto``
+    chooses for threads that handle frames. ``keep_off``: guests that no policy names leave the
+    CPUs of those threads.
     ``devices`` are the values of device settings by their keys (DeviceNumber.key)."""
 
     path: str
     guest: str
     user: str | int | None = None
     uid: int | None = 0
-    irq: CpuChoice | None = None
+    irq: CpuChoice | DeviceMap | None = None
     irq_set: bool | None = None
     vcpu: CpuChoice | VcpuMap | None = None
     vhost: CpuChoice | DeviceMap | None = None
@@ -152,12 +153,12 @@ class Policy:
             drift=self.drift, accept_standstill=self.accept_standstill, lowered=self.lowered,
             keep_off=self.keep_off, profile=self.profile, pool=self.pool, lines=self.lines,
         )  # fmt: skip
-        return self.moves_irqs is not None or self != bare
+        return self.moves_irqs or self != bare
 
     @property
-    def moves_irqs(self) -> CpuSet | None:
-        """The CPUs to which vsrtune moves interrupts; None when they stay."""
-        return self.irq if self.irq_set and isinstance(self.irq, CpuSet) else None
+    def moves_irqs(self) -> bool:
+        """Whether vsrtune moves interrupts (irqs_of says where)."""
+        return self.irq_set is True and bool(irq_lists(self))
 
     @property
     def pins(self) -> bool:
@@ -181,14 +182,21 @@ def user_number(user: str | int | None) -> int | None:
 
 def by_hand(policy: Policy) -> list[tuple[KeyPath, CpuSet]]:
     """The CPU lists that the policy writes out for threads that handle frames."""
-    found: list[tuple[KeyPath, CpuSet]] = []
     choices = (("vcpu", policy.vcpu), ("vhost", policy.vhost), ("napi", policy.napi))
-    for role, choice in choices:
-        if isinstance(choice, CpuSet):
-            found.append((("cpus", role), choice))
-        elif isinstance(choice, tuple):
-            found += [(("cpus", role, str(key)), cpus) for key, cpus in choice]
-    return found
+    return [found for role, choice in choices for found in _lists(("cpus", role), choice)]
+
+
+def irq_lists(policy: Policy) -> list[tuple[KeyPath, CpuSet]]:
+    """The CPU lists that the policy writes out for interrupts."""
+    return _lists(IRQ_KEYS, policy.irq)
+
+
+def _lists(
+    keys: KeyPath, choice: CpuChoice | VcpuMap | DeviceMap | None
+) -> list[tuple[KeyPath, CpuSet]]:
+    if isinstance(choice, CpuSet):
+        return [(keys, choice)]
+    return [((*keys, str(k)), c) for k, c in choice] if isinstance(choice, tuple) else []
 
 
 def rule_for(policy: Policy, role: Role) -> SchedRule | None:
@@ -227,7 +235,7 @@ def asks_of_host(policy: Policy) -> bool:
 def host_keys(policy: Policy) -> frozenset[str]:
     """The keys under which the policy asks for settings of the host itself."""
     desired = {
-        "irq.set": policy.moves_irqs is not None,
+        "irq.set": policy.moves_irqs,
         "scheduler.softirq": policy.softirq_sched is not None,
         "scheduler.slice": slice_of(policy)[0] > 0,
         **{row.key: policy.desired(row) is not None for row in DEVICE_SETTINGS if row.of is Nic},

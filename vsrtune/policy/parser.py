@@ -35,6 +35,7 @@ from vsrtune.policy.model import (
     SchedRule,
     VcpuMap,
     by_hand,
+    irq_lists,
     user_number,
 )
 from vsrtune.policy.schema import DEFAULT, DEFAULT_PROFILE, PROFILES
@@ -126,7 +127,7 @@ class _Reader:
             guest=self.guest(data),
             user=user,
             uid=user_number(user),
-            irq=self.cpus(data, *IRQ_KEYS),
+            irq=self.devices(data, "irq"),
             irq_set=self.get(data, "irq", "set"),
             vcpu=self.vcpu(data),
             vhost=self.devices(data, "vhost"),
@@ -365,7 +366,7 @@ class _Reader:
 
     def irq_places(self, policy: Policy) -> None:
         """Interrupts can be moved to CPUs that the policy names only."""
-        if not policy.irq_set or isinstance(policy.irq, CpuSet):
+        if not policy.irq_set or isinstance(policy.irq, CpuSet | tuple):
             return
         if IRQ_KEYS not in self.broken and not broken_below(self.broken, "irq"):
             self.fail(
@@ -376,14 +377,9 @@ class _Reader:
 
     def irq_overlap(self, policy: Policy) -> None:
         """CPUs that are listed for both interrupts and threads are wrong on any host."""
-        if not isinstance(policy.irq, CpuSet):
-            return
-        name = dotted(IRQ_KEYS)
+        hint = "choose CPUs outside cpus.irq, or change cpus.irq"
         for keys, cpus in by_hand(policy):
-            both = cpus & policy.irq
-            if both:
-                self.fail(
-                    keys,
-                    f"CPU {both} is an interrupt CPU ({name} {policy.irq})",
-                    f"choose CPUs outside {name}, or change {name}",
-                )
+            for place, irq in irq_lists(policy):
+                if both := cpus & irq:
+                    what = f"CPU {both} is an interrupt CPU ({dotted(place)} {irq})"
+                    self.fail(keys, what, hint)

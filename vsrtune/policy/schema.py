@@ -88,8 +88,10 @@ def _cpus(description: str, *, auto: bool, **more: Any) -> dict[str, Any]:
     }
 
 
-def _cpu_map(description: str, keys: list[str], key_text: str, expects: str) -> dict[str, Any]:
-    value = _cpus("The CPUs of this thread.", auto=False)
+def _cpu_map(
+    description: str, keys: list[str], key_text: str, expects: str, of: str = "thread"
+) -> dict[str, Any]:
+    value = _cpus(f"The CPUs of this {of}.", auto=False)
     schema = _cpus(description, auto=True)
     return schema | {
         "type": ["integer", "string", "object"],
@@ -278,10 +280,16 @@ SCHEMA: dict[str, Any] = {
         "cpus": mapping(
             "keys such as vcpu: auto",
             {
-                "irq": _cpus(
+                "irq": _cpu_map(
                     "CPUs that serve the interrupts of the NICs below the guest; no vcpu or "
-                    "vhost thread is put there. Unset is auto: the CPUs are read from the host.",
-                    auto=True,
+                    "vhost thread is put there. Unset is auto: the CPUs are read from the host. "
+                    "A list is for all these NICs; a mapping is for each, by device or NUMA node. "
+                    "A device's own key wins over its node's; a NIC without a key is as with auto.",
+                    [DEVICE_PATTERN],
+                    "devices below the guest or their NUMA nodes, such as {eth0: 0, eth1: 8} or "
+                    "{node0: 0-1}",
+                    "{eth0: 0, eth1: 8}",
+                    "device or node",
                 ),
                 "pool": _cpus(
                     "The CPUs among which auto chooses for vcpu, vhost and NAPI threads. Unset: "

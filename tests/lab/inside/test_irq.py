@@ -29,8 +29,8 @@ def irqs(*nics: str) -> list[int]:
     return sorted(int(d.name) for d in found)
 
 
-def affinities() -> set[str]:
-    return {labhelp.text(f"/proc/irq/{irq}/smp_affinity_list") for irq in irqs()}
+def affinities(*nics: str) -> set[str]:
+    return {labhelp.text(f"/proc/irq/{irq}/smp_affinity_list") for irq in irqs(*nics)}
 
 
 def served_on(nic: str) -> set[str]:
@@ -87,10 +87,10 @@ def elsewhere(irq_cpus: set[int], untuned: None, guests: list[LabGuest]) -> Iter
         labhelp.wait_for(lambda nic=nic: served_on(nic) == {"0"}, f"{nic} is back on CPU 0", 30)
 
 
-def policy(guest: LabGuest) -> Path:
+def policy(guest: LabGuest, irq: str = "0") -> Path:
     path = labhelp.POLICIES / f"{guest.index}.yaml"
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(labhelp.tuned_policy(guest.ref, 0) + "irq: {set: true}\n")
+    path.write_text(labhelp.tuned_policy(guest.ref, irq) + "irq: {set: true}\n")
     return path
 
 
@@ -128,6 +128,23 @@ def test_interrupts_move_and_come_back_to_the_letter(
     assert hoststate.differences(before, hoststate.capture()) == []
     assert labhelp.text("/sys/class/net/p0/queues/rx-0/rps_cpus") == "6"
     assert affinities() == {ELSEWHERE}
+
+
+def test_each_nic_goes_to_the_cpus_of_its_own_key(elsewhere: None, guests: list[LabGuest]) -> None:
+    before = hoststate.capture()
+    policy(guests[0], "{p0: 0, p1: 1}")
+    labhelp.start()
+    assert (affinities("p0"), affinities("p1")) == ({"0"}, {"1"})
+    assert labhelp.text("/sys/class/net/p0/queues/rx-0/rps_cpus") == "1"
+    assert labhelp.mask(napi_thread("p0")) == {0}
+    assert labhelp.untuned_lines(guests[0], {0, 1}) == []
+
+    policy(guests[0], "{p0: 1, p1: 0}")
+    labhelp.sh("systemctl", "reload", "vsrtune")
+    assert (affinities("p0"), affinities("p1")) == ({"1"}, {"0"})
+    assert labhelp.vsrtune("verify").returncode == 0
+    labhelp.stop()
+    assert hoststate.differences(before, hoststate.capture()) == []
 
 
 @pytest.fixture

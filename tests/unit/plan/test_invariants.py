@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -211,8 +211,8 @@ AUTO = parse("guest: '*'\ncpus: {vcpu: auto, vhost: auto}\nprofile: none\n", "p"
 ON_P0 = router(interfaces=[macvtap(10, "p0")])
 
 
-def _served(lower: Nic, *more: Nic, guest: Guest = ON_P0) -> CpuSet:
-    return interrupts(host(nics=[lower, *more]), [guest], {guest.ref: None})
+def _served(lower: Nic, *more: Nic, guest: Guest = ON_P0, named: Iterable[str] = ()) -> CpuSet:
+    return interrupts(host(nics=[lower, *more]), [guest], {guest.ref: (CpuSet(), frozenset(named))})
 
 
 def test_interrupts_are_read_from_the_devices() -> None:
@@ -245,6 +245,18 @@ def test_interrupts_of_every_port_of_a_bond() -> None:
     assert interrupt_cpus(host(nics=ports), guest).cpus == cpus("2-3")
 
 
+def test_a_device_for_which_the_policy_lists_cpus_is_not_read() -> None:
+    guest = router(interfaces=[replace(macvtap(10), lower=("bond0", "p0", "p1"))])
+    ports = nic("bond0", None, rps_cpus=cpus("1")), nic("p0", "2"), nic("p1", "3")
+    assert _served(*ports, guest=guest, named=["p0"]) == cpus("1,3")
+    assert _served(*ports, guest=guest, named=["p0", "bond0"]) == cpus("3")
+    # A port that is down may have been seen to receive, but the other one tells more.
+    down = nic("bond0", None), nic("p0", "2"), nic("p1", None, rx_cpus=cpus("3"))
+    policy = parse("guest: vr1\ncpus: {irq: {p0: 0}}\nprofile: none\n", "p")
+    assert _served(*down, guest=guest, named=["p0"]) == CpuSet()
+    assert interrupt_cpus(host(nics=down), guest, policy).cpus == cpus("0")
+
+
 def test_interrupts_below_a_vlan_that_has_rps() -> None:
     guest = router(interfaces=[replace(macvtap(10), lower=("p0.5", "p0"))])
     vlan = nic("p0.5", None, rps_cpus=cpus("3"))
@@ -262,7 +274,7 @@ def test_interrupts_below_a_vlan_that_has_rps() -> None:
 
 def test_a_list_by_hand_is_not_doubted() -> None:
     on = host(nics=[nic("p0", "2")])
-    assert interrupts(on, [ON_P0], {"vr1": cpus("0")}) == cpus("0")
+    assert interrupts(on, [ON_P0], {"vr1": (cpus("0"), frozenset(["p0"]))}) == cpus("0")
     assert interrupts(on, [ON_P0], {}) == CpuSet()
 
 
@@ -279,7 +291,7 @@ def test_a_planner_that_is_wrong_about_interrupts_is_found_out() -> None:
 
 def test_interrupts_count_where_the_plan_itself_moves_them() -> None:
     on = snapshot(ON_P0, on=host(nics=[nic("p0", "2")]))
-    made = replace(plan(on, [AUTO]), heeded={"vr1": None})
+    made = replace(plan(on, [AUTO]), heeded={"vr1": (CpuSet(), frozenset())})
     irq = on.host.nics[0].irqs[0]
     (taken,) = {a.after.cpus for a in made.actions if isinstance(a.after, Pin)}
     target = IrqAffinity(HOST_REF, irq.number, irq.name)

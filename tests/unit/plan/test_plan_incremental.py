@@ -23,6 +23,7 @@ POLICIES = {
     "lists": "cpus: {irq: '0', vcpu: 1, vhost: 2, emulator: 0-1}",
     "auto": "cpus: {irq: '0', vcpu: auto, vhost: auto, emulator: auto}",
     "auto-irq": "cpus: {vcpu: auto, vhost: auto}",
+    "by-device": "cpus: {irq: {p0: 0}, vcpu: auto, vhost: auto, emulator: auto}",
     "placement": "placement: auto\ncpus: {irq: '0', emulator: auto}",
     "queue-only": "queue: {macvtap: 200}",
 }
@@ -130,6 +131,29 @@ def test_drift_of_one_guest_is_planned_alone() -> None:
     assert plan is not None
     (action,) = plan.actions
     assert (action.target.guest, action.after) == ("vr2", vhost.affinity)
+
+
+@pytest.mark.parametrize("lower", ["p1", "p0"])
+def test_a_guest_that_no_longer_has_a_nic_of_a_key_is_planned_with_all(lower: str) -> None:
+    """It is to be refused, although its interrupt CPUs stay."""
+    text = "guest: vr1\ncpus: {irq: {p0: 0, p1: 0}, vcpu: auto}\nprofile: none\n"
+    wanted, snapshot = (parse(text, "test.yaml"),), host()
+    first = snapshot.guests[0]
+    second = replace(first.interfaces[0], ifindex=77, lower=("p1",))
+    first = replace(first, interfaces=(*first.interfaces, second))
+    snapshot = replace(snapshot, guests=(first, *snapshot.guests[1:]))
+    snapshot = project(snapshot, planner.plan(snapshot, wanted))
+    ours = journalled(planner.plan(snapshot, wanted))
+    whole = plan_with_releases(snapshot, wanted, ours).whole
+    assert whole is not None
+    first = snapshot.guests[0]
+    alone = replace(snapshot, guests=(first,))
+    assert incremental.plan_alone(whole, alone, wanted, ours, NO_MEMORY) is not None
+    kept = tuple(i for i in first.interfaces if i.lower == (lower,))
+    alone = replace(snapshot, guests=(replace(first, interfaces=kept),))
+    assert incremental.plan_alone(whole, alone, wanted, ours, NO_MEMORY) is None
+    (refusal,) = planner.plan(alone, wanted).refusals
+    assert "no such device" in refusal.reason
 
 
 def test_a_guest_that_comes_under_auto_is_planned_with_all() -> None:

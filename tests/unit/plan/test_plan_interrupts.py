@@ -29,8 +29,8 @@ def policies(*names: str) -> tuple[Policy, ...]:
     return tuple(parse(SET.format(name), f"{name}.yaml") for name in names)
 
 
-def nic(host: FakeHost) -> Nic:
-    found = host.snapshot.host.nic("p0")
+def nic(host: FakeHost, name: str = "p0") -> Nic:
+    found = host.snapshot.host.nic(name)
     assert found is not None
     return found
 
@@ -99,6 +99,29 @@ def test_a_guest_that_is_spared_keeps_only_what_its_own_policy_needs_of_the_host
     passes.policies = (parse(f"{other}cpus: {{irq: 0{refused}}}\n", "vr2.yaml"),)
     passes.run()
     assert host.snapshot.host.nics == before
+
+
+def test_each_nic_goes_to_its_own_cpus_and_back_when_its_key_goes(
+    host: FakeHost, journal: Journal
+) -> None:
+    below = replace(host.snapshot.guests[0].interfaces[0], ifindex=77, lower=("p1",))
+    guest = host.snapshot.guests[0]
+    guest = replace(guest, interfaces=(*guest.interfaces, below))
+    host.snapshot = replace(host.snapshot, guests=(guest,))
+    second = Irq(25, "p1-rx-0", CpuSet(range(4)), CpuSet([1]))
+    with_nic(host, replace(nic(host, "p1"), irqs=(second,)))
+    keys = "guest: vr1\ncpus: {{irq: {{{}}}}}\nirq: {{set: true}}\nprofile: none\n"
+    both = parse(keys.format("p0: 0, p1: 3"), "vr1.yaml")
+    passes = Reconciler(host, host, journal, (both,))
+    passes.run()
+    assert nic(host).irqs[0].affinity == nic(host).rps_cpus == ZERO
+    assert nic(host, "p1").irqs[0].affinity == CpuSet([3])
+    assert passes.state.guests[0].irq == CpuSet([0, 3])
+    passes.reload((parse(keys.format("p0: 0"), "vr1.yaml"),))
+    passes.run()
+    assert nic(host).irqs[0].affinity == ZERO
+    assert nic(host, "p1").irqs[0].affinity == CpuSet(range(4))
+    assert passes.state.guests[0].irq == ZERO
 
 
 def test_what_irqbalance_moved_is_set_again_and_it_is_named(

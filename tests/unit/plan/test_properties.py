@@ -30,6 +30,7 @@ from vsrtune.model.targets import (
     Value,
 )
 from vsrtune.plan.full_plan import full_plan
+from vsrtune.plan.interrupt_cpus import irqs_of
 from vsrtune.policy.matching import policies_of
 from vsrtune.policy.model import Policy
 
@@ -184,12 +185,12 @@ def _asks(seen: Snapshot, guest: Guest, policy: Policy, release: Action) -> bool
         mine = any(i.ifindex == target.ifindex for i in guest.interfaces)
         return mine and policy.desired(type(target)) == now
     if target.guest == HOST_REF and target.kind in ("irq-affinity", "queue-cpus"):
-        names = {name for i in guest.interfaces for name in i.lower}
-        below = [n for n in seen.host.nics if n.name in names]
+        named = irqs_of(seen.host, guest, policy) if policy.moves_irqs else {}
+        names = {name for name, (_, cpus) in named.items() if cpus == now}
         if isinstance(target, QueueCpus):
-            return policy.moves_irqs == now and target.device in names
-        numbers = {i.number for n in below for i in n.irqs}
-        return policy.moves_irqs == now and getattr(target, "irq", None) in numbers
+            return target.device in names
+        numbers = {i.number for n in seen.host.nics if n.name in names for i in n.irqs}
+        return getattr(target, "irq", None) in numbers
     return False
 
 

@@ -140,10 +140,11 @@ def test_moved_interrupts_are_offered_where_they_leave_a_cpu_to_threads() -> Non
     first, found, second = made.text.partition("# A second placement: ")
     assert found
     assert "on CPU 0, which leaves CPU 1 to threads" in " ".join(second.replace("#", "").split())
-    assert parse(first, "p.yaml").moves_irqs is None
+    assert not parse(first, "p.yaml").moves_irqs
     lines = second[second.index("# guest:") : second.index("# The threads")].splitlines()
     moved = parse("\n".join(line.removeprefix("#").removeprefix(" ") for line in lines), "p.yaml")
-    assert moved.moves_irqs == cpus("0")
+    assert moved.moves_irqs
+    assert moved.irq == cpus("0")
     again = plan(seen, [moved])
     assert again.refusals == ()
     assert any(action.target.kind == "irq-affinity" for action in again.actions)

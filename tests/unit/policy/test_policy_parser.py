@@ -90,6 +90,15 @@ def test_cpu_lists(text: str, cpus: str) -> None:
     )
 
 
+def test_interrupt_cpus_by_device_and_node() -> None:
+    text = "guest: a\ncpus:\n  irq:\n    eth0: 0\n    node1: 8, 10-11\nirq: {set: true}\n"
+    policy = parse(text, "p")
+    assert policy.irq == (("eth0", CpuSet([0])), ("node1", CpuSet([8, 10, 11])))
+    assert policy.moves_irqs
+    assert policy.at("cpus", "irq", "node1") == "p:5"
+    assert not parse(text.replace("true", "false"), "p").moves_irqs
+
+
 def test_cpu_number_as_number() -> None:
     assert parse("guest: a\ncpus: {emulator: 3}\n", "p").emulator == CpuSet([3])
 

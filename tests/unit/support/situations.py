@@ -278,10 +278,13 @@ def policies_for(draw: st.DrawFn, guest: Guest, number: int, room: Room) -> Poli
     if taps and draw(st.booleans()):
         devices["napi.threaded"] = True
     drift = draw(st.sampled_from((*[None] * 4, *DriftRule)))
+    below = sorted({name for i in guest.interfaces for name in i.lower})
+    by_device = tuple((name, room.irq) for name in below if draw(st.integers(0, 3)))
+    irq = draw(st.sampled_from((room.irq, room.irq, by_device or room.irq)))
     return Policy(
         path=f"{guest.name}.yaml",
         guest=guest.ref,
-        irq=room.irq if room.moves else None,
+        irq=irq if room.moves else None,
         irq_set=True if room.moves else None,
         vcpu=vcpu,
         vhost=vhost,

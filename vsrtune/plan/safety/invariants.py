@@ -25,7 +25,7 @@ from vsrtune.model.guest import (
     level,
 )
 from vsrtune.model.host import Host
-from vsrtune.model.plan import Action, Plan
+from vsrtune.model.plan import Action, Heeded, Plan
 from vsrtune.model.root_domains import root_domain
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import (
@@ -118,31 +118,34 @@ class _Dirs:
         return frozenset(known.union(t.cgroup for g in self._snapshot.guests for t in g.threads))
 
 
-def interrupts(host: Host, guests: Iterable[Guest], heeded: Mapping[str, CpuSet | None]) -> CpuSet:
+def interrupts(host: Host, guests: Iterable[Guest], heeded: Heeded) -> CpuSet:
     """The CPUs that serve frames for the heeded guests (Plan.heeded), as ``host`` shows them.
 
-    The check accepts CPUs that a policy names by hand. It demands nothing for a device if neither
-    interrupts nor RPS nor a measurement tell where it is served.
+    The check accepts CPUs that a policy lists for a device. It demands nothing for another one if
+    neither interrupts nor RPS nor a measurement tell where it is served.
     """
-    cpus = {c for by_hand in heeded.values() if by_hand is not None for c in by_hand}
+    cpus = {c for listed, _ in heeded.values() for c in listed}
     for guest in guests:
-        if heeded.get(guest.ref, CpuSet()) is None:
+        if guest.ref in heeded:
             for interface in guest.interfaces:
-                cpus |= _served(host, interface.lower)
+                served = _served(host, interface.lower)
+                cpus.update(*(served[name] for name in served.keys() - heeded[guest.ref][1]))
     return CpuSet(cpus) & host.online
 
 
-def _served(host: Host, chain: Sequence[str]) -> set[int]:
-    """The CPUs to which the devices below an interface deliver interrupts, RPS sends their frames,
-    and their NAPI threads are confined; otherwise those where the lowest was observed to
-    receive."""
-    cpus: set[int] = set()
-    for nic in filter(None, map(host.nic, chain)):
-        cpus.update(nic.rps_cpus, *(irq.effective for irq in queue_irqs(nic)))
-        cpus.update(confined(host, nic))
+def _served(host: Host, chain: Sequence[str]) -> dict[str, set[int]]:
+    """For each device below an interface, the CPUs to which it delivers interrupts, RPS sends its
+    frames, and its NAPI threads are confined; if there are none at all, those where the lowest was
+    observed to receive."""
+    cpus = {
+        nic.name: {*nic.rps_cpus, *confined(host, nic)}.union(
+            *(irq.effective for irq in queue_irqs(nic))
+        )
+        for nic in filter(None, map(host.nic, chain))
+    }
     lowest = host.nic(chain[-1]) if chain else None
-    if not cpus and lowest is not None:
-        cpus.update(lowest.rx_cpus or ())
+    if lowest is not None and not any(cpus.values()):
+        cpus[lowest.name] = set(lowest.rx_cpus or ())
     return cpus
 
 
