@@ -8,7 +8,7 @@ from itertools import product
 from typing import cast
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import DATA_PLANE, Interface, Role, SchedClass, Thread, ThreadKey, level
+from vsrtune.model.guest import DATA_PLANE, Interface, Role, SchedClass, Thread, ThreadKey
 from vsrtune.model.plan import Action, Refusal
 from vsrtune.model.targets import (
     DEVICE_SETTINGS,
@@ -24,10 +24,10 @@ from vsrtune.model.targets import (
     VcpuPin,
 )
 from vsrtune.plan.deadline.model import RootDomains
-from vsrtune.plan.phases import Draft, Phase
+from vsrtune.plan.phases import Draft, Phase, lowers
 from vsrtune.plan.placement.model import Chosen
 from vsrtune.plan.requirements import Context, PinRequest, Requirements, foreign_deadline, label
-from vsrtune.policy.model import SchedRule, rule_for
+from vsrtune.policy.model import SchedRule, rule_for, sched_keys
 from vsrtune.policy.yaml_reader import dotted, shown
 
 
@@ -119,7 +119,8 @@ def _scheduling(
     if rule is None:
         return
     down = ", stepped down" if requirements.policy.lowered else ""
-    reason = f"scheduler.{role.value}{down} ({requirements.policy.at('scheduler', role.value)})"
+    keys = sched_keys(requirements.policy, role)
+    reason = f"{dotted(keys)}{down} ({requirements.policy.at(*keys)})"
     already = f"already set: {rule.sched}"
     for thread in requirements.threads(role):
         name = label(thread)
@@ -142,7 +143,7 @@ def _scheduling(
             draft.skip(ref, f"{name} scheduling", why_not or waits or "", pending=why_not is None)
             continue
         action = Action.of(target, thread.sched, rule.sched, reason)
-        if level(rule.sched) < level(thread.sched) and not rule.deadline:
+        if lowers(thread.sched, rule.sched):
             phase = Phase.LOWER_VCPUS if role is Role.VCPU else Phase.LOWER_WORKERS
             if requirements.policy.lowered and role is Role.VCPU:
                 phase = Phase.STEP_DOWN

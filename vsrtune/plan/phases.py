@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, auto
 
+from vsrtune.model.deadline import bandwidth
 from vsrtune.model.guest import Sched, SchedClass, level
 from vsrtune.model.plan import Action, Drift, DriftRule, Skipped
 from vsrtune.model.root_domains import is_partition
@@ -156,20 +157,21 @@ def _takes(phase: Phase, action: Action) -> bool:
     return _TAKES[phase](action)
 
 
-def _lowers(action: Action) -> bool:
-    """Whether a thread becomes less urgent. A thread that becomes DEADLINE is raised."""
-    before, after = action.before, action.after
-    if not isinstance(before, Sched) or not isinstance(after, Sched):
-        return False
-    return level(after) < level(before) and after.cls is not SchedClass.DEADLINE
+def lowers(before: Sched, after: Sched) -> bool:
+    """Whether a thread becomes less urgent, or its budget smaller, which makes room for the budgets
+    beside it. A thread that becomes DEADLINE is raised."""
+    if after.cls is SchedClass.DEADLINE:
+        return bandwidth(after) < bandwidth(before)
+    return level(after) < level(before)
 
 
 def _lowered(action: Action) -> bool:
-    return isinstance(action.target, ThreadSched) and _lowers(action)
+    before, after = action.before, action.after
+    return isinstance(before, Sched) and isinstance(after, Sched) and lowers(before, after)
 
 
 def _raised(action: Action) -> bool:
-    return isinstance(action.target, ThreadSched) and not _lowers(action)
+    return isinstance(action.target, ThreadSched) and not _lowered(action)
 
 
 def _pinned(action: Action) -> bool:

@@ -43,7 +43,8 @@ from vsrtune.plan.interrupt_cpus import below, inner_links, irqs_of
 from vsrtune.plan.phases import OWN_CGROUP
 from vsrtune.plan.placement.model import Chosen, Occupant
 from vsrtune.plan.safety.projection import allowed_cpus
-from vsrtune.policy.model import AUTO, Auto, Policy, by_hand, cpus_for, rule_for
+from vsrtune.policy.guest_budget import unfit
+from vsrtune.policy.model import AUTO, Auto, Policy, by_hand, cpus_for, rule_for, sched_keys
 from vsrtune.policy.yaml_reader import KeyPath, dotted
 
 EMULATOR_CGROUP = "emulator"
@@ -598,13 +599,15 @@ def _check_realtime(context: Context, out: _Judgement) -> None:
 
 
 def _check_deadline(out: _Judgement) -> None:
-    """Class deadline needs CPUs that are a root domain."""
+    """Class deadline needs CPUs that are a root domain, and a part of a guest's budget."""
+    if wrong := unfit(out.policy, out.guest):
+        out.refuse(("scheduler", "budget"), *wrong)
     for role in DATA_PLANE:
         rule = rule_for(out.policy, role)
         choice = cpus_for(out.policy, role)
         if rule is not None and rule.deadline and choice is None:
             out.refuse(
-                ("scheduler", role.value),
+                sched_keys(out.policy, role),
                 "class deadline needs CPUs that are a root domain of their own",
                 f"add cpus: {{{role.value}: auto}}",
             )

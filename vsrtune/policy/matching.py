@@ -14,6 +14,7 @@ from fnmatch import fnmatchcase
 from vsrtune.model.guest import Guest
 from vsrtune.model.plan import Refusal, Skipped
 from vsrtune.model.stepdown import NO_STEPS, UNTIL, StepLevel, Steps
+from vsrtune.policy.guest_budget import divided
 from vsrtune.policy.lowering import lowered
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import literal
@@ -117,8 +118,9 @@ class Assignment:
 def assign(
     guests: Sequence[Guest], policies: Sequence[Policy], steps: Steps = NO_STEPS
 ) -> Assignment:
-    """Give every guest the policy that names it, lowered as far as the guest is stepped down. A
-    guest that two policies name equally well is refused."""
+    """Give every guest the policy that names it, with its budget divided over the guest's threads,
+    and lowered as far as the guest is stepped down. A guest that two policies name equally well is
+    refused."""
     out = Assignment()
     used: set[str] = set()
     count = Counter(g.ref for g in guests)
@@ -138,7 +140,7 @@ def assign(
         elif count[guest.ref] > 1:
             out.refusals.append(_twins([g for g in guests if g.ref == guest.ref], chosen[0]))
         else:
-            _add(out, guest, chosen[0], steps)
+            _add(out, guest, divided(chosen[0], guest), steps)
             out.notes += [
                 f"{guest.ref}: {chosen[0].path} names it exactly and wins over "
                 f"{p.path} ({p.guest!r})"

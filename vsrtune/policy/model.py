@@ -94,6 +94,7 @@ class Policy:
     node; with ``irq_set``, vsrtune moves interrupts there. ``pool``: the CPUs among which ``auto``
     chooses for threads that handle frames. ``keep_off``: guests that no policy names leave the
     CPUs of those threads.
+    ``budget`` is that of all vcpu and vhost threads of a guest together (guest_budget.py).
     ``devices`` are the values of device settings by their keys (DeviceNumber.key)."""
 
     path: str
@@ -111,6 +112,7 @@ class Policy:
     softirq_sched: SchedRule | None = None
     napi: CpuChoice | DeviceMap | None = None
     napi_sched: SchedRule | None = None
+    budget: SchedRule | None = None
     devices: Mapping[str, int] = field(default_factory=dict, hash=False)
     attachment: Attachment | None = None
     drift: Mapping[str, DriftRule] = field(default_factory=dict, hash=False)
@@ -209,6 +211,12 @@ def rule_for(policy: Policy, role: Role) -> SchedRule | None:
         case Role.NAPI:
             return policy.napi_sched
     return None
+
+
+def sched_keys(policy: Policy, role: Role) -> KeyPath:
+    """The key that requires the scheduling of a role."""
+    together = policy.budget is not None and role in (Role.VCPU, Role.VHOST)
+    return ("scheduler", "budget" if together else role.value)
 
 
 def cpus_for(policy: Policy, role: Role) -> CpuChoice | VcpuMap | DeviceMap | None:

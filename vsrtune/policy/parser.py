@@ -74,7 +74,7 @@ def _with_profile(data: dict[str, Any]) -> dict[str, Any]:
     merged = dict(data)
     for (section, key), value in values.items():
         written = merged.get(section, {})
-        if isinstance(written, dict):
+        if isinstance(written, dict) and not ("budget" in written and key in ("vcpu", "vhost")):
             merged[section] = {key: value, **written}
     return merged
 
@@ -121,7 +121,7 @@ class _Reader:
         self.errors: list[PolicyError] = []
 
     def policy(self, data: dict[str, Any]) -> Policy:
-        user = self.user(data)
+        user, together = self.user(data), self.guest_budget(data)
         policy = Policy(
             path=self.path,
             guest=self.guest(data),
@@ -135,10 +135,11 @@ class _Reader:
             emulator=self.cpus(data, "cpus", "emulator"),
             iothread=self.cpus(data, "cpus", "iothread"),
             pool=self.cpu_list(self.get(data, "cpus", "pool"), ("cpus", "pool")),
-            vcpu_sched=self.sched(data, "vcpu"),
-            vhost_sched=self.sched(data, "vhost"),
+            vcpu_sched=together or self.sched(data, "vcpu"),
+            vhost_sched=together or self.sched(data, "vhost"),
             softirq_sched=self.sched(data, "softirq"),
             napi_sched=self.sched(data, "napi"),
+            budget=together,
             devices={
                 row.key: value
                 for row in DEVICE_SETTINGS
@@ -330,10 +331,28 @@ class _Reader:
             runtime = self.share(data, (*keys, "bandwidth"), period or 0)
         if period is None or deadline is None or runtime is None:
             return None
-        self.budget_limits(keys, "runtime" in given, runtime, deadline, period)
+        share = "runtime" if "runtime" in given else "bandwidth"
+        self.budget_limits(keys, share, runtime, deadline, period)
         if len(self.errors) > before:
             return None
         return SchedRule(SchedClass.DEADLINE, 0, runtime, deadline, period)
+
+    def guest_budget(self, data: Any) -> SchedRule | None:
+        """The budget of all vcpu and vhost threads together, which may be more than one CPU."""
+        keys, before = ("scheduler", "budget"), len(self.errors)
+        if self.get(data, *keys, "cpu") is None or self.get(data, *keys, "period") is None:
+            return None
+        for role in ("vcpu", "vhost"):
+            if self.get(data, "scheduler", role) is not None:
+                what = "scheduler.budget stands there too, which is for these threads"
+                self.fail(("scheduler", role), what, "keep one of the two")
+        period = self.time(data, *keys, "period") or 0
+        runtime = self.share(data, (*keys, "cpu"), period) or 0
+        if len(self.errors) == before:
+            self.budget_limits(keys, "cpu", min(runtime, period), period, period)
+        if len(self.errors) > before:
+            return None
+        return SchedRule(SchedClass.DEADLINE, 0, runtime, period, period)
 
     def share(self, data: Any, keys: KeyPath, period: int) -> int | None:
         """The runtime in nanoseconds of a bandwidth; None when it is wrong."""
@@ -344,10 +363,10 @@ class _Reader:
             return None
 
     def budget_limits(
-        self, keys: KeyPath, timed: bool, runtime: int, deadline: int, period: int
+        self, keys: KeyPath, key: str, runtime: int, deadline: int, period: int
     ) -> None:
-        """Check a budget, in nanoseconds. ``timed``: the policy has its runtime, not a share."""
-        share = (*keys, "runtime" if timed else "bandwidth")
+        """Check a budget, in nanoseconds, whose runtime the policy gives by ``key``."""
+        share = (*keys, key)
         order = "write runtime <= deadline <= period"
         if not MIN_PERIOD_NS <= period <= MAX_PERIOD_NS:
             limits = f"{time_text(MIN_PERIOD_NS)} to {time_text(MAX_PERIOD_NS)}"

@@ -337,6 +337,23 @@ SCHEMA: dict[str, Any] = {
         "scheduler": mapping(
             "keys such as vcpu: {class: rr, priority: 10, slice: 8ms}",
             {
+                "budget": mapping(
+                    "{cpu: 120%, period: 10ms}",
+                    {
+                        "cpu": text(
+                            "a percentage such as 120%",
+                            PERCENT_PATTERN,
+                            "a percentage",
+                            description="The CPU time of all these threads together, in percent "
+                            "of one CPU.",
+                        ),
+                        "period": _time("The period of the budget, 100us to 4s"),
+                    },
+                    ("cpu", "period"),
+                    description="A budget for the whole guest: class deadline for its vcpu and "
+                    "vhost threads, each with an equal part. It excludes vcpu and vhost; the "
+                    "profile's values of these do not apply.",
+                ),
                 "vcpu": _budget("the guest's vcpu threads"),
                 "vhost": _budget("the guest's vhost threads"),
                 "napi": _scheduler("the NAPI threads of the guest's napi_macvtap devices"),

@@ -211,6 +211,25 @@ def test_a_partition_taken_away_is_made_anew(
         assert state.strip() == "root"
 
 
+def test_a_budget_of_the_whole_guest_is_divided(
+    unbooked: None, libvirt_guest: LabGuest, irq_cpus: set[int], engine: Engine
+) -> None:
+    """40 % of a CPU for all threads together, then twice as much."""
+    threads = len(libvirt_guest.data_plane())
+    for share in (40, 80):
+        text = (
+            f'guest: "{libvirt_guest.ref}"\nprofile: none\n'
+            "cpus: {irq: 0, vcpu: 1, vhost: 2}\n"
+            f"scheduler: {{budget: {{cpu: {share}%, period: {PERIOD}ms}}}}\n"
+        )
+        engine.tune(libvirt_guest, text)
+        part = share * PERIOD * 10 // threads / 1000
+        wanted = {"vcpu": ({1}, budget(part, PERIOD)), "vhost": ({2}, budget(part, PERIOD))}
+        assert problems(libvirt_guest, wanted) == []
+    deadlinehelp.forwards(libvirt_guest)
+    engine.undo()
+
+
 @labhelp.one_release("when a thread is asked again", "trixie")
 def test_the_daemon_retries_pending_threads_and_restores_on_stop(
     unbooked: None, libvirt_guest: LabGuest, irq_cpus: set[int]

@@ -41,7 +41,7 @@ def admit(snapshot: Snapshot, domain: RootDomain, search: Search) -> None:
                 f"{label(member.thread)} asks {percent(want)} of CPU {domain.cpus}, of which "
                 f"{percent(max(0, most - used))} remains{others}; the kernel admits "
                 f"{limit_text(host, domain.cpus)}",
-                "lower the runtime or lengthen the period, or use more CPUs",
+                "lower the budget, or use more CPUs",
             )
             continue
         used += want

@@ -12,6 +12,7 @@ from vsrtune.model.host import Host
 from vsrtune.model.plan import Refusal
 from vsrtune.plan.placement.model import Chosen
 from vsrtune.plan.requirements import PinRequest, Requirements, label
+from vsrtune.policy.model import sched_keys
 
 
 class DomainMode(Enum):
@@ -115,5 +116,6 @@ class Search:
     def refuse(self, member: Member, reason: str, hint: str) -> None:
         """Refuse the guest of ``member``, at most once."""
         if member.requirements.guest.ref not in {r.guest for r in self.refusals}:
-            keys = ("scheduler", member.thread.role.value) if member.booked else member.pin.keys
+            policy, role = member.requirements.policy, member.thread.role
+            keys = sched_keys(policy, role) if member.booked else member.pin.keys
             self.refusals.append(member.requirements.refusal(keys, reason, hint))
