@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Selects CPUs for all guests: lists as written, then ``auto``, then the emulators and iothreads,
-which get the remaining CPUs."""
+"""Selects CPUs for all guests: lists as written, then ``auto``, whole cores first, then the
+emulators and iothreads, which get the remaining CPUs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import ThreadKey
+from vsrtune.model.guest import Role, ThreadKey
+from vsrtune.model.plan import Refusal
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import pinned_cpus
 from vsrtune.plan.interrupt_cpus import inner_links, lower_nics
@@ -17,15 +18,19 @@ from vsrtune.plan.placement.model import Chosen, Occupant, Seat
 from vsrtune.plan.requirements import Context, PinRequest, Requirements, label, staying
 from vsrtune.policy.model import AUTO, cpus_for
 
+_HINT = "free cores of interrupts and of lists, widen cpus.pool, or remove cores: whole"
+
 
 def choose(
     context: Context, snapshot: Snapshot, per_guest: Sequence[Requirements]
-) -> dict[ThreadKey, Chosen]:
-    """CPUs for every request: lists as written, auto by placement, then housekeepers."""
+) -> tuple[dict[ThreadKey, Chosen], list[Refusal]]:
+    """CPUs for every request: lists as written, auto by placement, then housekeepers. Where cores
+    do not suffice, the refusals of these guests; the CPUs are of no use then."""
     chosen: dict[ThreadKey, Chosen] = {}
     occupants = _occupants(context, snapshot, per_guest)
     seats: list[Seat] = []
-    by_hand = CpuSet()
+    by_hand, kept = CpuSet(), CpuSet()
+    whole = _whole(context, per_guest)
     links = {
         requirements.guest.ref: inner_links(context.host, requirements.guest)
         for requirements in per_guest
@@ -40,6 +45,8 @@ def choose(
                 # by plan.
                 floats = cpus_for(requirements.policy, pin.thread.role) is AUTO
                 linked = links[requirements.guest.ref]
+                if floats and pin.thread.key in whole and len(pin.cpus) == 1:
+                    kept |= _cores(context, pin.cpus)
                 occupants.append(_fixed(requirements, pin, pin.cpus, linked, reserves=not floats))
     spare = _spare(context, by_hand, occupants)
     for requirements in per_guest:
@@ -52,8 +59,17 @@ def choose(
             for pin in requirements.pins
             if pin.cpus is None
         ]
-    chosen |= _placed(context, seats, occupants)
-    pinned = CpuSet.union(pick.cpus for pick in chosen.values())
+    taken = context.irq | by_hand | spare | CpuSet.union(o.cpus for o in occupants if o.tight)
+    apart = [seat for seat in seats if seat.thread in whole]
+    placed, lacking = _on_cores(context, per_guest, apart, occupants, taken)
+    kept |= _cores(context, CpuSet.union(pick.cpus for pick in placed.values()))
+    others = [seat for seat in seats if seat.thread not in whole]
+    stuck = {seat.guest for seat in others if seat.allowed <= kept}
+    why = "guests with cores: whole leave it no CPU"
+    lacking += [w.refusal(("cpus",), why, _HINT) for w in per_guest if w.guest.ref in stuck]
+    others = [replace(seat, allowed=seat.allowed - kept or seat.allowed) for seat in others]
+    chosen |= placed | _placed(context, others, occupants)
+    pinned = kept | CpuSet.union(pick.cpus for pick in chosen.values())
     pinned |= CpuSet.union(o.cpus for o in occupants if o.tight)
     roaming = CpuSet.union(o.cpus for o in occupants) - pinned
     for requirements in per_guest:
@@ -61,7 +77,49 @@ def choose(
             pick = _housekeepers(context, pin, pinned, roaming)
             if pick is not None:
                 chosen[pin.thread.key] = pick
-    return chosen
+    return chosen, lacking
+
+
+def _whole(context: Context, per_guest: Sequence[Requirements]) -> set[ThreadKey]:
+    """The threads that get whole cores; none on a host without SMT."""
+    if not any(len(c.siblings & context.online) > 1 for c in context.host.cpus):
+        return set()
+    asking = (pin for w in per_guest if w.policy.whole_cores for pin in w.pins)
+    return {pin.thread.key for pin in asking if pin.thread.role is not Role.NAPI}
+
+
+def _cores(context: Context, cpus: CpuSet) -> CpuSet:
+    """These CPUs with their SMT siblings."""
+    return CpuSet.union(c.siblings for c in context.host.cpus if c.id in cpus) & context.online
+
+
+def _on_cores(
+    context: Context,
+    per_guest: Sequence[Requirements],
+    seats: Sequence[Seat],
+    occupants: Sequence[Occupant],
+    taken: CpuSet,
+) -> tuple[dict[ThreadKey, Chosen], list[Refusal]]:
+    """CPUs on cores of their own for these seats, whatever their loads, and refusals of the guests
+    for which there are too few. A core with a CPU of ``taken`` is none. Each other core has one
+    candidate: a CPU that a thread had, otherwise the first."""
+    had = {seat.previous for seat in seats}
+    ones = CpuSet()
+    free = CpuSet.union(seat.allowed for seat in seats) - _cores(context, taken)
+    for cpu in sorted(free, key=lambda cpu: (cpu not in had, cpu)):
+        if ones.isdisjoint(_cores(context, CpuSet.single(cpu))):
+            ones |= CpuSet.single(cpu)
+    apart = [replace(s, allowed=s.allowed & ones or s.allowed, load=None) for s in seats]
+    placed = place(context.host, context.irq, apart, occupants)
+    lacking = []
+    for requirements in (w for w in per_guest if w.policy.whole_cores):
+        own = [s for s in apart if s.guest == requirements.guest.ref]
+        others = CpuSet.union(placed[s.thread].cpus for s in apart if s not in own)
+        free = CpuSet.union(s.allowed for s in own) & ones - others
+        if len(free & CpuSet.union(placed[s.thread].cpus for s in own)) < len(own):
+            reason = f"{len(own)} of its threads need a core each; free cores: {len(free)}"
+            lacking.append(requirements.refusal(("cpus", "cores"), reason, _HINT))
+    return {key: replace(pick, why="a core of its own") for key, pick in placed.items()}, lacking
 
 
 def _placed(

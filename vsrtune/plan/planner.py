@@ -346,17 +346,20 @@ def _require(located: Located) -> Required:
 def _place(required: Required) -> Seated:
     """Select CPUs for every thread and root domains for DEADLINE threads. Guests for which there
     is no root domain are refused. So is the last guest that pins if narrow cgroups force ``auto``
-    onto the last free CPU, and the last one whose vcpus ``auto`` would have share a CPU. CPUs are
-    then selected again for the rest."""
+    onto the last free CPU, the last one whose vcpus ``auto`` would have share a CPU, and the last
+    one for which cores do not suffice. CPUs are then selected again for the rest."""
     context, snapshot = required.context, required.located.matched.inputs.snapshot
     per_guest = required.per_guest
     refusals: list[Refusal] = []
     while True:
-        chosen: Mapping[ThreadKey, Chosen] = choose(context, snapshot, per_guest)
+        chosen: Mapping[ThreadKey, Chosen]
+        chosen, lacking = choose(context, snapshot, per_guest)
         pinned = CpuSet.union(chosen[p.thread.key].cpus for w in per_guest for p in w.pins)
         if pinned and context.online <= pinned:
             last = [w for w in per_guest if w.pins][-1]
             why = [_no_housekeeping(context, last)]
+        elif lacking:
+            why = lacking[-1:]
         elif shared := [r for w in per_guest if (r := lacks_cpus(w, chosen)) is not None]:
             # The last one: without it the others may have CPUs enough.
             why = shared[-1:]

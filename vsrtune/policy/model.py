@@ -92,8 +92,9 @@ class Policy:
     must belong to ``user``; ``uid`` is the number of that user, None until somebody looks the name
     up (config_files). ``irq`` are the interrupt CPUs, of all lower devices or by device and NUMA
     node; with ``irq_set``, vsrtune moves interrupts there. ``pool``: the CPUs among which ``auto``
-    chooses for threads that handle frames. ``keep_off``: guests that no policy names leave the
-    CPUs of those threads.
+    chooses for threads that handle frames. ``whole_cores``: it chooses CPUs on cores of their own
+    for vcpu and vhost threads. ``keep_off``: guests that no policy names leave the CPUs of those
+    threads.
     ``budget`` is that of all vcpu and vhost threads of a guest together (guest_budget.py).
     ``devices`` are the values of device settings by their keys (DeviceNumber.key)."""
 
@@ -123,6 +124,7 @@ class Policy:
     lowered: bool = False
     profile: str = "none"
     pool: CpuSet | None = None
+    whole_cores: bool = False
     lines: Mapping[KeyPath, int] = field(default_factory=dict, hash=False)
 
     def at(self, *keys: str) -> str:
@@ -153,7 +155,8 @@ class Policy:
         bare = Policy(
             self.path, self.guest, self.user, self.uid, self.irq, self.irq_set,
             drift=self.drift, accept_standstill=self.accept_standstill, lowered=self.lowered,
-            keep_off=self.keep_off, profile=self.profile, pool=self.pool, lines=self.lines,
+            keep_off=self.keep_off, profile=self.profile, pool=self.pool,
+            whole_cores=self.whole_cores, lines=self.lines,
         )  # fmt: skip
         return self.moves_irqs or self != bare
 

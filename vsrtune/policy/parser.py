@@ -135,6 +135,7 @@ class _Reader:
             emulator=self.cpus(data, "cpus", "emulator"),
             iothread=self.cpus(data, "cpus", "iothread"),
             pool=self.cpu_list(self.get(data, "cpus", "pool"), ("cpus", "pool")),
+            whole_cores=self.get(data, "cpus", "cores") is not None,
             vcpu_sched=together or self.sched(data, "vcpu"),
             vhost_sched=together or self.sched(data, "vhost"),
             softirq_sched=self.sched(data, "softirq"),

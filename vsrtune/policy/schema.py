@@ -296,6 +296,13 @@ SCHEMA: dict[str, Any] = {
                     "all that are online.",
                     auto=False,
                 ),
+                "cores": {
+                    "description": "whole: auto gives each vcpu and vhost thread a physical core "
+                    "of its own, whose SMT siblings no thread gets that vsrtune places. Unset: "
+                    "siblings are used as well.",
+                    "enum": ["whole"],
+                    "x-expects": "whole, or leave it out",
+                },
                 "vcpu": _cpu_map(
                     "CPUs of the vcpu threads: auto (one CPU each while CPUs last), one list "
                     "for all, or a mapping from vcpu number to CPUs.",

@@ -48,6 +48,7 @@ HOSTS: dict[str, Callable[[], Snapshot]] = {
     "router": lambda: snapshot(router()),
     "offline-3": lambda: snapshot(router(online="0-2"), on=host(offline="3")),
     "no-nic": lambda: snapshot(router(interfaces=())),
+    "smt": lambda: snapshot(router(), on=host(siblings={0: "0,2", 1: "1,3", 2: "0,2", 3: "1,3"})),
     "one-cpu": lambda: snapshot(router(online="0", interfaces=()), on=host(1)),
     "irqs-everywhere": lambda: snapshot(router(), on=host(nics=[nic("p0", "0-3")])),
     "no-vcpus": _no_vcpus,
