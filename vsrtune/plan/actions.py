@@ -242,13 +242,13 @@ def want_number(
     name: str = "",
 ) -> None:
     """Plan the setting of an interface's device as the policy asks for it. ``claimed`` maps the
-    ifindex of a device to the first of its guests, with which the setting goes."""
+    ifindex of a device to the first guest that asks, with which the setting goes."""
     ref, policy = requirements.guest.ref, requirements.policy
     subject = f"{interface.target} {name or setting.name}"
-    owner = claimed.setdefault(interface.ifindex, ref)
     desired, now = policy.desired(setting), setting.observed(interface)
     if desired is None:
         return
+    owner = claimed.setdefault(interface.ifindex, ref)
     target = cast(Target, setting(ref, interface.target, interface.ifindex))
     draft.desired.add(target)
     if now is None:

@@ -157,8 +157,9 @@ def _missing(
         names = (device.target, device.mac.lower())
         cpus = next((c for key, c in cpus if key in names), None)
     pending = False
-    if claimed[device.ifindex] != ref:
-        reason = f"the device is shared, its thread goes with {claimed[device.ifindex]}"
+    owner = claimed.get(device.ifindex, ref)
+    if owner != ref:
+        reason = f"the device is shared, its thread goes with {owner}"
     elif policy.desired(NapiThreaded) is False:
         reason = "there is no thread with napi.threaded: false"
     elif device.threaded:

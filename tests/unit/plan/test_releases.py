@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from imitated_host import ImitatedHost
 from plan_bases import routers
+from plan_cases import PLANS, read
 from planning_samples import budget
 from situations import settle
 
@@ -443,3 +444,11 @@ def test_a_list_outside_the_slice_makes_it_anew(kernel: str) -> None:
     assert host.kernel.sched_attr(1001) == budget(2, 10)
     assert host.undo().failed == ()
     assert {host.kernel.mask(tid) for tid in (1001, 2001)} == {"0-7"}
+
+
+def test_a_shared_device_keeps_its_thread_for_the_guest_that_still_asks() -> None:
+    host = ImitatedHost(read(PLANS / "napi-shared-device.yaml").snapshot)
+    threaded = "napi: {threaded: true}"
+    settle(host, ask(vr1=threaded, vr2=threaded))
+    plan = host.plan(ask(vr1="queue: {macvtap: 50}", vr2=threaded))
+    assert [k for k in kinds(plan) if k[0] == "napi-threaded"] == []
