@@ -1,12 +1,12 @@
 # Everything a developer or CI runs. `make demo` and `make test` set up what they need.
 .DEFAULT_GOAL := help
-.PHONY: help setup deb release lint unit netns kmod lab pair test test-all browser screenshots fuzz mutants demo soak events results bench-scale format clean
+.PHONY: help setup deb release lint lint-packages unit netns kmod lab pair test test-all browser screenshots fuzz mutants demo soak events results bench-scale format clean
 SHELL := /bin/bash
 CACHE = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/vsrtune
 SUITE := tests/unit tests/browser tests/netns tests/lab
 
 help: ## this list
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "%-11s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "%-13s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 setup: ## Debian packages and the development environment, outside the tree
 	@tests/setup >/dev/null && tests/promtool
@@ -24,6 +24,9 @@ lint: setup ## ruff, mypy --strict, shellcheck, yamllint
 	echo "== lint: shellcheck" && grep -rlE --exclude-dir=.git --exclude='*.md' '^#!/bin/(ba)?sh' . | \
 	xargs $$venv/bin/shellcheck --exclude=SC1091 && \
 	echo "== lint: yamllint" && $$venv/bin/yamllint --strict docs policies debian
+
+lint-packages: setup ## lintian on the .deb files, ansible-lint on the role; part of test-all
+	@tests/lint-packages
 
 unit: setup ## pure tests: recorded hosts, cases, fault injection
 	@echo "== unit tests" && tests/run tests/unit
@@ -45,7 +48,7 @@ test: lint ## lint, then unit, browser, netns and the core tests in labs of both
 	@echo "== unit, browser, netns and core lab tests" && \
 	LAB_TIER=core tests/run -m "not beyond" $(SUITE)
 
-test-all: lint ## hours: every test in every lab, every interruption point, and the pair
+test-all: lint lint-packages ## hours: every test in every lab, every interruption point, and the pair
 	@tests/browser/install || echo "no chromium: the browser tests will be skipped"
 	@echo "== unit, browser, netns and all lab tests" && LAB_STRIDE=1 tests/run $(SUITE)
 	@$(MAKE) pair
