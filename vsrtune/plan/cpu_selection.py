@@ -64,10 +64,11 @@ def choose(
     placed, lacking = _on_cores(context, per_guest, apart, occupants, taken)
     kept |= _cores(context, CpuSet.union(pick.cpus for pick in placed.values()))
     others = [seat for seat in seats if seat.thread not in whole]
-    stuck = {seat.guest for seat in others if seat.allowed <= kept}
-    why = "guests with cores: whole leave it no CPU"
-    lacking += [w.refusal(("cpus",), why, _HINT) for w in per_guest if w.guest.ref in stuck]
-    others = [replace(seat, allowed=seat.allowed - kept or seat.allowed) for seat in others]
+    if kept:
+        stuck = {seat.guest for seat in others if seat.allowed <= kept}
+        why = "guests with cores: whole leave it no CPU"
+        lacking += [w.refusal(("cpus",), why, _HINT) for w in per_guest if w.guest.ref in stuck]
+        others = [replace(seat, allowed=seat.allowed - kept or seat.allowed) for seat in others]
     chosen |= placed | _placed(context, others, occupants)
     pinned = kept | CpuSet.union(pick.cpus for pick in chosen.values())
     pinned |= CpuSet.union(o.cpus for o in occupants if o.tight)
@@ -103,6 +104,8 @@ def _on_cores(
     """CPUs on cores of their own for these seats, whatever their loads, and refusals of the guests
     for which there are too few. A core with a CPU of ``taken`` is none. Each other core has one
     candidate: a CPU that a thread had, otherwise the first."""
+    if not seats:
+        return {}, []
     had = {seat.previous for seat in seats}
     ones = CpuSet()
     free = CpuSet.union(seat.allowed for seat in seats) - _cores(context, taken)

@@ -28,7 +28,7 @@ from vsrtune.plan.actions import build
 from vsrtune.plan.brought_pins import brought
 from vsrtune.plan.deadline.model import RootDomains
 from vsrtune.plan.drift import Memory, drifts, enforcing
-from vsrtune.plan.interrupt_cpus import interrupt_cpus, irqs_of
+from vsrtune.plan.interrupt_cpus import interrupt_cpus
 from vsrtune.plan.phases import Draft
 from vsrtune.plan.placement.model import Chosen
 from vsrtune.plan.requirements import Context, Requirements, requirements_of
@@ -151,12 +151,12 @@ def _as_before(whole: Whole, host: Host, requirements: Requirements) -> bool:
 
 def _shape(host: Host, requirements: Requirements) -> Hashable:
     """Everything of a guest on which the plans of others and the CPUs selected for it depend."""
-    guest, policy = requirements.guest, requirements.policy
+    served = interrupt_cpus(host, requirements.guest, requirements.policy)
     return (
-        policy.path,
+        requirements.policy.path,
         _moved(requirements),
-        interrupt_cpus(host, guest, policy).cpus,
-        frozenset(irqs_of(host, guest, policy)),
+        served.cpus,
+        served.listed,
         tuple(requirements.occupants),
         tuple(
             # Selected CPUs belong to this very thread.

@@ -29,10 +29,12 @@ _CONTROL_SUFFIXES = ("-config", "misc", "-other", "-ctrl", "-async", "-mgmnt", "
 
 @dataclass(frozen=True, slots=True)
 class IrqChoice:
-    """The CPUs, and a note for each list of the policy and each device that was asked."""
+    """The CPUs, and a note for each list of the policy and each device that was asked. ``listed``
+    are the devices for which the policy has a list."""
 
     cpus: CpuSet
     notes: tuple[str, ...]
+    listed: frozenset[str] = frozenset()
 
 
 def interrupt_cpus(host: Host, guest: Guest, policy: Policy | None = None) -> IrqChoice:
@@ -49,9 +51,9 @@ def interrupt_cpus(host: Host, guest: Guest, policy: Policy | None = None) -> Ir
     """
     cpus = CpuSet()
     notes: list[str] = []
-    told: set[str] = set()
+    listed = irqs_of(host, guest, policy).keys() if policy is not None else ()
+    told = set(listed)
     if policy is not None:
-        told |= irqs_of(host, guest, policy).keys()
         for keys, found in irq_lists(policy):
             cpus |= found
             whose = "".join(f" of {key}" for key in keys[len(IRQ_KEYS) :])
@@ -66,7 +68,7 @@ def interrupt_cpus(host: Host, guest: Guest, policy: Policy | None = None) -> Ir
             notes.append(f"{guest.ref}: interrupt CPUs {found} from {device}: {rule}")
     if not notes:
         notes.append(f"{guest.ref}: no lower device, so no interrupt CPUs")
-    return IrqChoice(cpus, tuple(notes))
+    return IrqChoice(cpus, tuple(notes), frozenset(listed))
 
 
 def below(host: Host, guest: Guest) -> dict[str, str]:
@@ -83,7 +85,7 @@ def irqs_of(host: Host, guest: Guest, policy: Policy) -> dict[str, tuple[KeyPath
     """The CPUs that the policy lists for each device below its guest, with the key. A device's own
     key wins over that of its node. Devices for which it lists none are left out."""
     lists = dict(irq_lists(policy))
-    devices = below(host, guest)
+    devices = below(host, guest) if lists else {}
     found: dict[str, tuple[KeyPath, CpuSet]] = {}
     for name, node in devices.items():
         # A key that is a device's name does not mean a node.

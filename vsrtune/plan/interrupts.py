@@ -94,13 +94,14 @@ def conflicts(host: Host, pairs: Sequence[tuple[Guest, Policy]]) -> list[Refusal
 
 def not_below(host: Host, guest: Guest, policy: Policy) -> list[Refusal]:
     """Refusals for keys of ``cpus.irq`` that name nothing below the guest."""
-    devices = below(host, guest)
+    named = [keys for keys, _ in irq_lists(policy) if keys != IRQ_KEYS]
+    devices = below(host, guest) if named else {}
     have = ", ".join(f"{name} ({node})" if node else name for name, node in devices.items())
     reason = "no such device or NUMA node is below the guest"
     return [
         refusal(guest, policy, keys, reason, f"below it are: {have or 'none'}")
-        for keys, _ in irq_lists(policy)
-        if keys != IRQ_KEYS and keys[-1] not in {*devices, *devices.values()}
+        for keys in named
+        if keys[-1] not in {*devices, *devices.values()}
     ]
 
 
@@ -180,7 +181,9 @@ def refused(actions: Iterable[tuple[Action, object]]) -> tuple[tuple[int, str], 
 
 def _moves(host: Host, guest: Guest, policy: Policy) -> list[tuple[Nic, KeyPath, CpuSet]]:
     """The lower devices whose interrupts the policy moves, with the key and its CPUs."""
-    named = irqs_of(host, guest, policy) if policy.moves_irqs else {}
+    if not policy.moves_irqs:
+        return []
+    named = irqs_of(host, guest, policy)
     return [(nic, *named[nic.name]) for nic in lower_nics(host, guest) if nic.name in named]
 
 

@@ -40,7 +40,7 @@ from vsrtune.plan.deadline import partitions, root_domains
 from vsrtune.plan.deadline.model import RootDomains
 from vsrtune.plan.drift import NO_MEMORY, Memory, drifts, enforcing
 from vsrtune.plan.incremental import Whole, remember
-from vsrtune.plan.interrupt_cpus import interrupt_cpus, irqs_of
+from vsrtune.plan.interrupt_cpus import interrupt_cpus
 from vsrtune.plan.phases import Draft, Phase
 from vsrtune.plan.placement import keep_off
 from vsrtune.plan.placement.model import Chosen
@@ -316,7 +316,7 @@ def _locate(matched: Matched) -> Located:
             if not full:
                 irq = together
                 named = CpuSet.union(cpus for _, cpus in lists)
-                heeded[guest.ref] = (named, frozenset(irqs_of(host, guest, policy)))
+                heeded[guest.ref] = (named, choice.listed)
     return Located(matched, tuple(kept), irq, heeded, matched.report.plus(refusals, notes))
 
 

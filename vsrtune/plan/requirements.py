@@ -23,6 +23,7 @@ from vsrtune.model.guest import (
     SchedClass,
     Thread,
     ThreadKey,
+    thread_label,
 )
 from vsrtune.model.host import Host
 from vsrtune.model.plan import Drift, DriftRule, Refusal, Skipped
@@ -205,12 +206,8 @@ class _Judgement:
 
 def label(thread: Thread) -> str:
     """The name of a thread in messages: ``vcpu 0``, ``vhost macvtap0/0``, ``emulator``."""
-    if thread.role is Role.VCPU or thread.index is not None:
-        return f"{thread.role.value} {thread.index}"
-    if thread.role is Role.NAPI:
-        return f"napi {thread.interface}"
     if thread.role is not Role.VHOST:
-        return str(thread.role.value)
+        return thread_label(thread)
     if thread.interface is None or not mapped(thread):
         return f"vhost {thread.key.tid}"
     return f"vhost {thread.interface}/{thread.queue or 0}"
@@ -295,13 +292,13 @@ def _check_lists(context: Context, out: _Judgement) -> None:
     """Lists written by hand must name CPUs that are online and, for vcpu and vhost
     threads, no interrupt CPU of any managed guest."""
     lists = by_hand(out.policy)
-    named = irqs_of(context.host, out.guest, out.policy)
-    # A policy that names them all by hand conflicts with another guest's NIC.
-    every = below(context.host, out.guest).keys() <= named.keys()
-    otherwise = "" if every else ", or write cpus.irq by hand"
     for keys, cpus in lists:
         both = cpus & context.irq
         if both:
+            named = irqs_of(context.host, out.guest, out.policy)
+            # A policy that names them all by hand conflicts with another guest's NIC.
+            every = below(context.host, out.guest).keys() <= named.keys()
+            otherwise = "" if every else ", or write cpus.irq by hand"
             out.refuse(
                 keys,
                 f"CPU {both} serves interrupts of a NIC below a managed guest",
@@ -507,21 +504,21 @@ def _request(
 
 
 def _housekeepers(context: Context, out: _Judgement) -> None:
-    _emulator(context, out)
+    requests = [_emulator(context, out)]
     choice = out.policy.iothread
     for number, thread in enumerate(out.guest.by_role(Role.IOTHREAD) if choice is not None else ()):
-        request = _request(context, out, thread, choice, ("cpus", "iothread"), number)
-        out.housekeepers += [] if request is None else [request]
+        requests.append(_request(context, out, thread, choice, ("cpus", "iothread"), number))
+    out.housekeepers += [request for request in requests if request is not None]
 
 
-def _emulator(context: Context, out: _Judgement) -> None:
+def _emulator(context: Context, out: _Judgement) -> PinRequest | None:
     choice = out.policy.emulator
     if choice is None:
-        return
+        return None
     thread = main_thread(out.guest)
     if thread is None:
         out.skip("emulator CPUs", "QEMU's main thread was not found")
-        return
+        return None
     staying = [
         t
         for t in out.guest.by_role(Role.VHOST)
@@ -531,9 +528,8 @@ def _emulator(context: Context, out: _Judgement) -> None:
         out.desired.add(pin_target(out.guest, thread))
         names = ", ".join(label(t) for t in staying)
         out.leave(thread, f"{names} cannot be moved out of its cgroup and would be narrowed too")
-        return
-    request = _request(context, out, thread, choice, ("cpus", "emulator"), 0)
-    out.housekeepers += [] if request is None else [request]
+        return None
+    return _request(context, out, thread, choice, ("cpus", "emulator"), 0)
 
 
 def _check_vcpu_cpus(out: _Judgement) -> None:
