@@ -1,6 +1,6 @@
 # Everything a developer or CI runs. `make demo` and `make test` set up what they need.
 .DEFAULT_GOAL := help
-.PHONY: help setup deb release lint lint-packages unit netns kmod lab pair test test-all browser screenshots fuzz mutants demo soak events results bench-scale format clean
+.PHONY: help setup deb release lint lint-packages unit netns kmod kmod-debug lab pair test test-all browser screenshots fuzz mutants demo soak events results bench-scale format clean
 SHELL := /bin/bash
 CACHE = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/vsrtune
 SUITE := tests/unit tests/browser tests/netns tests/lab
@@ -36,6 +36,9 @@ netns: setup ## real devices and threads of this machine's kernel, in namespaces
 
 kmod: ## the kernel module for every supported kernel: build, warnings, sparse, dkms; no boot
 	@tests/lab/lab kmod
+
+kmod-debug: setup ## the module on kernels with KASAN, lockdep and KCSAN (LAB_RANDOM=3600 seconds of random operations each, LAB_SEED)
+	@LAB_MISTAKES=1 LAB_RANDOM=$${LAB_RANDOM:-3600} tests/run tests/lab/test_detectors.py tests/lab/test_lab.py -k "kasan or kcsan or mistake"
 
 lab: setup ## real KVM hosts of both Debian releases (LAB=bookworm-veth for one of them)
 	@echo "== lab tests" && tests/run tests/lab $(if $(LAB),-k '$(LAB)')

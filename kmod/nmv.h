@@ -323,6 +323,8 @@ extern const struct ethtool_ops nmv_ethtool_ops;
 /* selftest.c */
 #ifdef NMV_DEBUG
 int nmv_selftest(void);
+/* mistakes.c */
+int nmv_mistake(void);
 #else
 static inline int nmv_selftest(void)
 {

@@ -24,7 +24,7 @@ INSIDE = "/mnt/tests/lab/inside"
 CORE_ONLY = os.environ.get("LAB_TIER") == "core"
 PASSED_ON = (
     "LAB_TIER", "LAB_STRIDE", "LAB_BOOTS", "LAB_SWITCHES", "LAB_CHURN", "LAB_CROWD", "LAB_SEED",
-    "LAB_NEIGHBOURS",
+    "LAB_NEIGHBOURS", "LAB_RANDOM",
 )  # fmt: skip
 
 
@@ -72,7 +72,7 @@ TUNING = "test_tune.py::test_packets_leave_the_interrupt_cpu_to_the_nic"
 WHOLE = ("test_show.py", "test_irq.py", "test_keep_off.py", "test_queues.py")
 REAL_NIC = (*WHOLE, TUNING, "test_deadline.py::test_two_guests_share_a_cpu")
 # These make and load devices of the kernel module on the lower ones.
-FRAMES = ("test_kmod_frames.py", "test_kmod_trust.py", "test_kmod_guest.py")
+FRAMES = ("test_kmod_frames.py", "test_kmod_trust.py", "test_kmod_guest.py", "test_kmod_random.py")
 # The first attaches anew, for which a router without libvirt may not hold the lower devices.
 # The second takes CPUs from everything else, and wants one guest and few others.
 BENCHED = ("test_bench_configure.py", "test_deadline.py", *FRAMES, "test_napi.py")
@@ -83,6 +83,8 @@ GROUPS = ("test_pvr.py", "test_msr_devices.py", "test_msr.py", "test_clone.py")
 # Two CPUs, of which the router's threads share one.
 SHARED_CPU = ("--cpus", "2", "--vcpus", "2", "--queues", "2")
 STILL = ("test_guard.py", "test_standstill.py")
+# Kernels with detectors, which have no KVM: what needs no guest.
+DETECTORS = ("test_kmod_random.py", "test_kmod.py", "test_kmod_frames.py")
 # `make test` has to go red when the module breaks; these are short and want no guest.
 MODULE = (
     "test_kmod.py::test_its_self_tests_pass",
@@ -114,6 +116,11 @@ MATRIX = [
     Boot("backports", "kmod", BENCH, ("test_kmod.py", *FRAMES, TUNING)),
     Boot("bookworm", "kmod", BENCH, ("test_kmod.py", "test_show.py")),
     Boot("trixie", "kmod", BENCH, ("test_kmod.py", "test_show.py")),
+    *(
+        Boot(release, kind, ("--cpus", "2", "--guests", "0", "--kernel", kind), DETECTORS)
+        for release in ("bookworm", "trixie")
+        for kind in ("kasan", "kcsan")
+    ),
     Boot("trixie", "tutorial", ("--cpus", "2"), TUTORIAL),
     Boot("trixie", "pair", PAIR, GROUPS),
     Boot("bookworm", "pair", PAIR, GROUPS),
@@ -156,6 +163,14 @@ STALE = f"""\
 """
 
 
+RACE = """\
+[    9.1] =====
+[    9.1] BUG: KCSAN: data-race in skb_dequeue / {}
+[    9.1] read to 0xffff of 4 bytes by task 81 on cpu 0:
+[    9.1]  macvlan_start_xmit+0x1/0x2 [{}]
+[    9.1] =====
+[    9.2]  nmv_poll+0x1/0x2 [napi_macvlan]
+"""
 NULL = "[   12.5] BUG: kernel NULL pointer dereference, address: 0000\n"
 
 
@@ -171,6 +186,8 @@ NULL = "[   12.5] BUG: kernel NULL pointer dereference, address: 0000\n"
         (OURS + "[   12.5][  T812] BUG: KASAN: slab-use-after-free in a+0x1\n", [Trouble.CRASH]),
         ("[   12.5] WARNING: CPU: 1 PID: 8 at net/core/dev.c:6620 a+0x3\n", [Trouble.WARNING]),
         ("[   12.5] WARNING: possible circular locking dependency\n", [Trouble.WARNING]),
+        (RACE.format("tap_do_read", "macvlan"), []),
+        (OURS + RACE.format("skb_put", "napi_macvlan"), [Trouble.CRASH]),
         ("[   99.5] watchdog: BUG: soft lockup - CPU#1 stuck for 26s!\n", [Trouble.STALL]),
         ("[   99.5] rcu: INFO: rcu_preempt self-detected stall on CPU\n", [Trouble.STALL]),
         ("[    0.5] rcu: Hierarchical RCU implementation.\n", []),

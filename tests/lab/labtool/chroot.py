@@ -43,8 +43,8 @@ exit $status
 _ALONE = ("unshare", "--mount", "--propagation", "private", "--")
 
 
-def run(disk: Path, job: Path) -> tuple[int, str]:
-    """Run `job`/run by bash, as root, in the system that `disk` holds.
+def run(disk: Path, job: Path, timeout: float = _TIMEOUT) -> tuple[int, str]:
+    """Run `job`/run by bash, as root, in the system that `disk` holds, for `timeout` seconds at most.
 
     There the directory `job` is /job, a copy; what the script leaves in /job/out is copied
     to `job`/out, however it ended. Returns its exit status and its output. Raises LabError
@@ -57,14 +57,16 @@ def run(disk: Path, job: Path) -> tuple[int, str]:
         arguments = (str(disk), place, str(job))
         (refused, why) = _shell(_ALONE, _MOUNT, arguments)
         if refused == 0:
-            return _shell(_ALONE, _MOUNT + _WORK, arguments)
+            return _shell(_ALONE, _MOUNT + _WORK, arguments, timeout)
         first = next(iter(why.splitlines()), f"status {refused}")
         progress.step(f"copying the image's files: this machine cannot mount them ({first})")
         _copy_out(disk, Path(place) / "root")
-        return _shell((), _WORK, arguments)
+        return _shell((), _WORK, arguments, timeout)
 
 
-def _shell(prefix: tuple[str, ...], script: str, arguments: tuple[str, ...]) -> tuple[int, str]:
+def _shell(
+    prefix: tuple[str, ...], script: str, arguments: tuple[str, ...], timeout: float = _TIMEOUT
+) -> tuple[int, str]:
     done = subprocess.run(
         [*prefix, "/bin/sh", "-c", script, "chroot", *arguments],
         stdin=subprocess.DEVNULL,
@@ -72,7 +74,7 @@ def _shell(prefix: tuple[str, ...], script: str, arguments: tuple[str, ...]) -> 
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
-        timeout=_TIMEOUT,
+        timeout=timeout,
         check=False,
     )
     return done.returncode, done.stdout

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from . import (
     cache,
+    debugkernel,
     emulator,
     guests,
     hosttools,
@@ -69,6 +70,8 @@ def _dispatch(arguments: argparse.Namespace) -> int:
     hosttools.ensure(hosttools.BOOT)
     disk = _image(options.release)
     deb = package.get() if options.install else None
+    if options.kernel:
+        disk = debugkernel.get(disk, options.kernel)
     module = kmod.get(disk) if options.kmod and kmod.present() else None
     return session.run(options, emulator.get(), disk, session.Brought(deb, module))
 
@@ -111,6 +114,8 @@ def _options(arguments: argparse.Namespace) -> Options:
         raise LabError(f"--queues {arguments.queues} needs at least as many --vcpus")
     if max(arguments.guests, len(arguments.guest_name)) > guests.MAX_GUESTS:
         raise LabError(f"at most {guests.MAX_GUESTS} guests")
+    if arguments.kernel and (arguments.guests or arguments.guest_name or arguments.plain_qemu):
+        raise LabError(f"--kernel {arguments.kernel} has no KVM", hint="add --guests 0")
     share = arguments.share
     if share is not None and not share.is_dir():
         raise LabError(f"--share: {share} is not a directory")
@@ -129,6 +134,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         install=not arguments.no_install,
         reboots=arguments.reboots,
         kmod=not arguments.no_kmod,
+        kernel=arguments.kernel,
         share=None if share is None else share.resolve(),
         timeout=getattr(arguments, "timeout", 0),
         quiet_failure=getattr(arguments, "quiet_failure", False),
@@ -165,6 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--share", type=Path, metavar="DIR", help="appears as /mnt/share, writable")
     add("--reboots", action="store_true", help="CMD may have the lab rebooted, and runs again")
     add("--no-install", action="store_true", help="do not install the working tree")
+    add("--kernel", choices=debugkernel.KINDS, default="", help="with detectors; wants --guests 0")
     add("--no-kmod", action="store_true", help="leave the tree's kernel module out")
 
     run = verbs.add_parser("run", parents=[topology], help="run a command in a lab")

@@ -8,6 +8,7 @@ import tempfile
 from pathlib import Path
 
 from . import cache, chroot, progress, sparse
+from .debugkernel import DebugImage
 from .errors import LabError
 from .image import Image
 from .releases import RELEASES
@@ -72,7 +73,8 @@ def module(overlay: Path) -> Path:
 
 
 def _entry(kind: str, script: str, image: Image, build: cache.Build) -> Path:
-    parts = [image.place.name.encode(), (_SCRIPTS / script).read_bytes()]
+    built = image.built.parent if isinstance(image, DebugImage) else image.place
+    parts = [built.name.encode(), (_SCRIPTS / script).read_bytes()]
     parts += [Path(file).read_bytes() for file in (__file__, chroot.__file__)]
     with tempfile.TemporaryDirectory() as place:
         # Of the sources alone, so that a build by hand changes nothing.
@@ -86,6 +88,9 @@ def _run(script: str, image: Image, scratch: Path) -> str:
     """Run a script of inimage/ in `image`; its output, which is kept as `scratch`/log too."""
     shutil.copytree(_SOURCE, scratch / "kmod", ignore=_BUILT)
     shutil.copy(_SCRIPTS / script, scratch / "run")
+    if isinstance(image, DebugImage):
+        for name in ("release", "build.tar", "modules.builtin", "modules.builtin.modinfo"):
+            shutil.copy(image.built / name, scratch)
     (status, output) = chroot.run(image.disk, scratch)
     shutil.rmtree(scratch / "kmod")
     (scratch / "log").write_text(output)

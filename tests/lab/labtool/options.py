@@ -27,6 +27,8 @@ class Options:
     # The command may ask for one reboot of the lab; it runs again after it.
     reboots: bool = False
     kmod: bool = True
+    # A kernel of debugkernel.KINDS in the place of Debian's.
+    kernel: str = ""
     share: Path | None = None
     timeout: int = 900
     quiet_failure: bool = False
