@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from labreport import REPORTS, TROUBLES, compare, last_summary, write_summary
+from labreport import (
+    REPORTS,
+    TROUBLES,
+    compare,
+    last_summary,
+    passed_before,
+    this_run,
+    tier,
+    write_summary,
+)
 from labruns import LabRuns
 
 collect_ignore = ["inside"]
@@ -43,8 +52,10 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     )
     # Python would end at once, and the labs would run on.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    commands = {boot.id: boot.command for boot in boots}
-    session.config.stash[RUNS] = LabRuns(commands, _place(session.config))
+    this_run()
+    place = _place(session.config)
+    commands = {boot.id: boot.command for boot in boots if not passed_before(place, boot.id)}
+    session.config.stash[RUNS] = LabRuns(commands, place)
 
 
 def _place(config: pytest.Config) -> Path:
@@ -98,15 +109,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
                 terminalreporter.write_line(f"  {outcome.upper()} {name}: {reason}")
     runs = terminalreporter.config.stash.get(RUNS, None)
     if runs is not None:
-        asked = {name: os.environ.get(name, "") for name in ("LAB_TIER", "LAB_STRIDE")}
-        tier = " ".join(f"{name}={value}" for name, value in asked.items() if value)
         stats = terminalreporter.stats
         skipped = {
             r.nodeid: o == "skipped" for o in ("skipped", "passed") for r in stats.get(o, ())
         }
         for line in compare(
-            write_summary(runs.place, tier, skipped), last_summary(runs.place, tier)
+            write_summary(runs.place, tier(), skipped), last_summary(runs.place, tier())
         ):
             terminalreporter.write_line(line)
+        seconds = sum(report.seconds for report in REPORTS.values())
+        terminalreporter.write_line(f"labs: {len(REPORTS)}, their tests {seconds:.0f} s in all")
     for trouble in TROUBLES:
         terminalreporter.write_line(trouble, red=True)

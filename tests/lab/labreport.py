@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import functools
+import hashlib
 import json
+import os
 import re
+import subprocess
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -12,7 +16,12 @@ from typing import Any
 
 # In the directory of a run (../run).
 SUMMARY = "labs.json"
-_PROMISES = Path(__file__).resolve().parents[2] / "docs/promises.yaml"
+_TREE = Path(__file__).resolve().parents[2]
+_PROMISES = _TREE / "docs/promises.yaml"
+# In what a lab left that passed: the tree it was made of, and what was asked of it.
+_PASSED_ON = "passed-on"
+# What no test in a lab reads.
+_NOT_TESTED = ("docs/results", "docs/images", "docs/reliability.md", "CHANGELOG.md")
 # Less than this many seconds more, or less than half as much again, is chance.
 _SLOWER = 20.0
 
@@ -53,10 +62,46 @@ def read_report(boot: str, path: Path, boots: int = 1) -> LabReport:
     return report
 
 
+@functools.cache
+def this_run() -> str:
+    """The tree and the tier of this run; ask before a lab starts, for the tree may change meanwhile.
+    Empty where git does not know the tree."""
+    excluded = (f":(exclude){path}" for path in _NOT_TESTED)
+    words = ["git", "-C", str(_TREE), "ls-files", "-co", "--exclude-standard", "-z", *excluded]
+    total = hashlib.sha256()
+    names = subprocess.run(words, check=False, capture_output=True).stdout.split(b"\0")
+    for name in sorted(filter(None, names)):
+        path = _TREE / name.decode()
+        if path.is_file():
+            total.update(b"%s %d:" % (name, path.stat().st_size) + path.read_bytes())
+    return f"{total.hexdigest()} {tier()}\n" if names != [b""] else ""
+
+
+def tier() -> str:
+    """What the labs are asked to run."""
+    asked = ("LAB_TIER", "LAB_STRIDE", "LAB_PYTEST", "LAB_RANDOM")
+    return " ".join(f"{name}={os.environ[name]}" for name in asked if os.environ.get(name))
+
+
+def passed(share: Path) -> None:
+    """Keep that this lab passed on this tree."""
+    (share / _PASSED_ON).write_text(this_run())
+
+
+def passed_before(place: Path, boot: str) -> Path | None:
+    """With LAB_RESUME, what the lab left in an earlier run that it passed on this tree."""
+    if not os.environ.get("LAB_RESUME") or not this_run():
+        return None
+    for path in sorted(place.parent.glob(f"*/{boot}/{_PASSED_ON}"), reverse=True):
+        if path.read_text() == this_run():
+            return path.parent
+    return None
+
+
 def write_summary(run: Path, tier: str, elsewhere: dict[str, bool]) -> dict[str, Any]:
     """Keep durations, boots and skipped promises of this run, and return them. ``tier`` says what
     the labs were asked to run, ``elsewhere`` whether a test outside them was skipped."""
-    labs = {
+    labs: dict[str, Any] = {
         name: {"boots": report.boots, "seconds": report.seconds, "tests": report.durations}
         for name, report in REPORTS.items()
     }

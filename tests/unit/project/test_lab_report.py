@@ -86,3 +86,19 @@ def test_an_emulated_cpu_that_never_runs_any_more_is_named() -> None:
             time.sleep(0.1)
         one.kill()
     assert found == "CPU 1/TCG"
+
+
+def test_a_lab_that_passed_on_this_tree_need_not_boot_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("LAB_RESUME", raising=False)
+    share = tmp_path / "run1/trixie-veth"
+    share.mkdir(parents=True)
+    labreport.passed(share)
+    place = tmp_path / "run2"
+    assert labreport.passed_before(place, "trixie-veth") is None, "nobody asked"
+    monkeypatch.setenv("LAB_RESUME", "1")
+    assert labreport.passed_before(place, "trixie-veth") == share
+    assert labreport.passed_before(place, "bookworm-veth") is None
+    (share / "passed-on").write_text("another tree\n")
+    assert labreport.passed_before(place, "trixie-veth") is None
