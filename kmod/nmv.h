@@ -297,7 +297,8 @@ void nmv_tap_detach(struct nmv_dev *nd);
 void nmv_tap_rx_dropped(struct tap_dev *tap);
 bool nmv_is_discovery(const struct sk_buff *skb);
 rx_handler_result_t nmv_tap_receive(struct sk_buff **pskb);
-bool nmv_tap_early_drop(struct nmv_dev *nd, struct sk_buff *skb);
+bool nmv_tap_early_drop(struct nmv_dev *nd, struct sk_buff *skb,
+			enum skb_drop_reason *reason);
 bool nmv_ring_room(struct ptr_ring *r, u32 places);
 u32 nmv_ring_used(const struct ptr_ring *r, u32 *head);
 void nmv_tapq_read(struct nmv_tapq *slot, struct nmv_tapq_stats *s);

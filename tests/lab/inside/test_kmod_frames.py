@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -530,3 +531,56 @@ def test_the_backlog_is_untouched(lower: str, kind: str) -> None:  # noqa: F811
     (through, mainline, _) = load("macvlan", lower)
     assert through >= 400
     assert mainline["processed"] > deltas["processed"]
+
+
+@contextmanager
+def reasons() -> Iterator[Counter[str]]:
+    """Why frames that nobody answers are freed meanwhile, by the kernel's name of it."""
+    found: Counter[str] = Counter()
+    TRACING.mkdir()
+    try:
+        event = TRACING / "events/skb/kfree_skb"
+        (event / "filter").write_text(f"protocol == {int.from_bytes(kmodhelp.ETHERTYPE)}")
+        (event / "enable").write_text("1")
+        yield found
+        (event / "enable").write_text("0")
+        lines = (TRACING / "trace").read_text().splitlines()
+        found.update(line.rpartition("reason: ")[2] for line in lines if "reason: " in line)
+    finally:
+        TRACING.rmdir()
+
+
+def test_what_is_dropped_has_its_reason(wire: tuple[str, str]) -> None:
+    """The tracepoint skb:kfree_skb names the cause, and so do tools on top of it."""
+    (far, near) = wire
+    for name, kind in (("na", "napi_macvtap"), ("nt", "napi_macvtap"), ("nv", "napi_macvlan")):
+        link(name, near, kind)
+        up(name)
+    to, sibling = kmodhelp.mac_of("nt"), kmodhelp.mac_of("na")
+    with reasons() as found:
+        send(far, to, 10)
+        send("na", to, 10)
+        settle("nt", 20)
+    assert found == {"DEV_READY": 20}, "nobody has opened /dev/tapN"
+    ip("link", "set", "nt", "txqueuelen", "16")
+    with tap_queue("nt"):
+        with reasons() as found:
+            send(far, to, 20)
+            settle("nt", 40)
+            send("na", to, 10)
+            settle("nt", 50)
+        assert found == {"FULL_RING": 4 + 10}, "from the NIC, and from a sibling"
+        with reasons() as found:
+            ip("link", "set", "nt", "txqueuelen", "6")
+        assert found == {"FULL_RING": 10}, "the ring was made shorter"
+    link("nv", near, mode=kmodhelp.PRIVATE, change=True)
+    with reasons() as found:
+        send(far, kmodhelp.mac_of("nv"), 10, source=sibling)
+        settle("nv", 10)
+    assert found == {"OTHERHOST": 10}, "a private device hears no sibling"
+    link("nv", near, mode=kmodhelp.BRIDGE, change=True)
+    ip("link", "set", "nv", "mtu", "1000")
+    with reasons() as found:
+        send("na", "", 10, data=kmodhelp.frame(kmodhelp.mac_of("nv"), sibling, 1400))
+        settle("nv", 20)
+    assert found == {"PKT_TOO_BIG": 10}
