@@ -6,8 +6,8 @@
  * Several guests may be one router (Parallel Virtual Routers): each has opened
  * one queue of the device and all have its MAC. What they have to learn of
  * their neighbours must reach each of them, and the flow hash gives it to one.
- * So with the private flag "every-queue" such frames go to every queue, and
- * what is for a queue that nobody reads goes to one that somebody does.
+ * So with IFLA_NAPI_MACVLAN_EVERY_QUEUE such frames go to every queue, and what
+ * is for a queue that nobody reads goes to one that somebody does.
  */
 #include <linux/icmpv6.h>
 #include <linux/if_tun.h>

@@ -66,18 +66,21 @@ static inline void nmv_set_lltx(struct net_device *dev)
 #endif
 
 /* What NAPI threads are made and ended under, where RTNL is not enough. */
-#ifdef NMV_HAVE_NETDEV_LOCK
-#define nmv_netdev_lock		netdev_lock
-#define nmv_netdev_unlock	netdev_unlock
-#else
-static inline void nmv_netdev_lock(struct net_device *dev)
+static inline bool nmv_netdev_trylock(struct net_device *dev)
 {
+#ifdef NMV_HAVE_NETDEV_LOCK
+	return mutex_trylock(&dev->lock);
+#else
+	return true;
+#endif
 }
 
 static inline void nmv_netdev_unlock(struct net_device *dev)
 {
-}
+#ifdef NMV_HAVE_NETDEV_LOCK
+	netdev_unlock(dev);
 #endif
+}
 
 /* A net_device that no namespace has, for a NAPI instance to belong to. */
 static inline struct net_device *nmv_dummy_alloc(void)

@@ -5,6 +5,8 @@
     frames.py mode DEVICE MODE        set the mode of a device that exists (1 2 4 8)
     frames.py with KIND NAME LOWER ATTRIBUTE  make a device with a 4-byte attribute of macvlan
     frames.py add KIND NAME LOWER MODE  make a device with a mode
+    frames.py set DEVICE every-queue|uplink 0|1  set an attribute of a napi_macvtap
+    frames.py get DEVICE every-queue|uplink|thread  prints an attribute; exit 3 without it
     frames.py send ADDRESS PORT COUNT [broadcast]   UDP datagrams
     frames.py burst ADDRESS PORT COUNT SIZE   the same of a size, without a pause: says that
                                   it is ready, and begins when a line arrives on stdin
@@ -21,7 +23,7 @@
                                   stdin. Not of ours: statistics of ours look for queues.
     frames.py starve DEVICE SECONDS   keeps the NAPI thread from its CPU, which is made CPU 0
     frames.py unthread DEVICE         the same, and ends the thread by netlink, for a device under
-                                  flood; prints whether statistics waited for that. Exit 3 when
+                                  flood; prints whether its id was told meanwhile. Exit 3 when
                                   this kernel cannot do it.
     frames.py log                     number of the last line of the kernel's log
     frames.py complaints NUMBER       lines since in which the kernel complains of itself
@@ -47,6 +49,8 @@ from pathlib import Path
 RTM_NEWLINK, NLM_F_REQUEST, NLM_F_ACK, NLM_F_EXCL, NLM_F_CREATE = 16, 1, 4, 0x200, 0x400
 IFLA_IFNAME, IFLA_LINK, IFLA_LINKINFO, IFLA_INFO_KIND, IFLA_INFO_DATA = 3, 5, 18, 1, 2
 IFLA_MACVLAN_MODE = 1
+RTM_GETLINK = 18
+ATTRIBUTES = {"every-queue": 24, "uplink": 25, "thread": 26}  # linux/napi_macvlan.h
 SO_RCVBUFFORCE = 33  # Python has no name for it
 VNET_HEADER = 10  # bytes before each frame of /dev/tapN
 SIOCETHTOOL, ETHTOOL_GSTRINGS, ETHTOOL_GSTATS, ETHTOOL_GSSET_INFO = 0x8946, 0x1B, 0x1D, 0x37
@@ -99,6 +103,29 @@ def add(kind: str, name: str, lower: str, number: str) -> None:
 
 def add_with(kind: str, name: str, lower: str, number: str) -> None:
     make(name, lower, info(kind, 0, int(number)))
+
+
+def set_attribute(device: str, name: str, value: str) -> None:
+    data = attribute(IFLA_INFO_DATA, attribute(ATTRIBUTES[name], struct.pack("=B", int(value))))
+    kind = attribute(IFLA_INFO_KIND, b"napi_macvtap")
+    newlink(0, socket.if_nametoindex(device), attribute(IFLA_LINKINFO, kind + data))
+
+
+def get_attribute(device: str, name: str) -> int | None:
+    body = struct.pack("=BxHiII", socket.AF_UNSPEC, 0, socket.if_nametoindex(device), 0, 0)
+    message = struct.pack("=IHHII", 16 + len(body), RTM_GETLINK, NLM_F_REQUEST, 1, 0) + body
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:
+        netlink.send(message)
+        link = attributes(netlink.recv(1 << 16)[32:])
+    value = attributes(attributes(link[IFLA_LINKINFO])[IFLA_INFO_DATA]).get(ATTRIBUTES[name])
+    return None if value is None else int.from_bytes(value, sys.byteorder)
+
+
+def show_attribute(device: str, name: str) -> None:
+    value = get_attribute(device, name)
+    if value is None:
+        sys.exit(3)
+    print(value)
 
 
 def datagrams() -> socket.socket:
@@ -300,11 +327,8 @@ def attributes(data: bytes) -> dict[int, bytes]:
 def away(device: str, seconds: float) -> int:
     """A process that keeps the device's NAPI thread from running; its id. Kernels let such a
     thread run again after most of a second."""
-    with datagrams() as udp:
-        names = statistic_names(udp, device)
-        data = statistics_buffer(names)
-        ethtool(udp, device, data)
-    (thread,) = struct.unpack_from("=Q", data, 8 + 8 * names.index("napi_thread_tid"))
+    thread = get_attribute(device, "thread")
+    assert thread, f"{device} has no thread"
     os.sched_setaffinity(thread, {0})
     os.sched_setaffinity(0, os.sched_getaffinity(0) - {0})
     child = os.fork()
@@ -327,7 +351,7 @@ def starve(device: str, seconds: str) -> None:
 
 
 def unthread(device: str) -> None:
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 16) as sock, datagrams() as udp:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 16) as sock:
         controller, get_family, family_name = 16, 3, 2
         try:
             (about,) = generic(sock, controller, get_family, 0, attribute(family_name, b"netdev\0"))
@@ -340,8 +364,6 @@ def unthread(device: str) -> None:
             sys.exit(3)
         chosen = attribute(NAPI_ID, attributes(napi)[NAPI_ID])
         off = chosen + attribute(NAPI_THREADED, struct.pack("=I", 0))
-        names = statistic_names(udp, device)
-        data = statistics_buffer(names)
         away(device, 0.8)
         time.sleep(0.1)  # the thread has work by now
         request = (sock, family, NETDEV_CMD_NAPI_SET, NLM_F_ACK, off)
@@ -351,9 +373,8 @@ def unthread(device: str) -> None:
         if not ending.is_alive():
             print("the thread ended at once")
             return
-        ethtool(udp, device, data)
-        ending.join(0.1)
-        print("did not wait" if ending.is_alive() else "waited")
+        told = get_attribute(device, "thread")
+        print("told" if told is not None and ending.is_alive() else "left out")
         ending.join()
 
 
@@ -410,6 +431,8 @@ COMMANDS = {
     "log": last_line,
     "complaints": complaints,
     "add": add,
+    "set": set_attribute,
+    "get": show_attribute,
     "send": send,
     "flood": flood,
     "count": count,

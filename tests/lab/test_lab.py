@@ -72,11 +72,12 @@ TUNING = "test_tune.py::test_packets_leave_the_interrupt_cpu_to_the_nic"
 WHOLE = ("test_show.py", "test_irq.py", "test_keep_off.py", "test_queues.py")
 REAL_NIC = (*WHOLE, TUNING, "test_deadline.py::test_two_guests_share_a_cpu")
 # These make and load devices of the kernel module on the lower ones.
+KMOD = ("test_kmod.py", "test_kmod_interfaces.py")
 FRAMES = ("test_kmod_frames.py", "test_kmod_trust.py", "test_kmod_guest.py")
 # The first attaches anew, for which a router without libvirt may not hold the lower devices.
 # The second takes CPUs from everything else, and wants one guest and few others.
 BENCHED = ("test_bench_configure.py", "test_deadline.py", *FRAMES, "test_napi.py")
-ALONE = (*BENCHED, "test_kmod.py", *ATTACH)
+ALONE = (*BENCHED, *KMOD, *ATTACH)
 WITH_ATTACH = (*BENCHED, *ATTACH)
 # Guests that are one router: two, of one queue, and no other.
 GROUPS = ("test_pvr.py", "test_msr_devices.py", "test_msr.py", "test_clone.py")
@@ -111,9 +112,9 @@ MATRIX = [
     Boot("bookworm", "debian", DEBIAN, AS_DEBIAN),
     Boot("trixie", "debian", DEBIAN, AS_DEBIAN),
     # The newest kernel, for the module above all, and for what vsrtune meets there first.
-    Boot("backports", "kmod", BENCH, ("test_kmod.py", *FRAMES, TUNING)),
-    Boot("bookworm", "kmod", BENCH, ("test_kmod.py", "test_show.py")),
-    Boot("trixie", "kmod", BENCH, ("test_kmod.py", "test_show.py")),
+    Boot("backports", "kmod", BENCH, (*KMOD, *FRAMES, TUNING)),
+    Boot("bookworm", "kmod", BENCH, (*KMOD, "test_show.py")),
+    Boot("trixie", "kmod", BENCH, (*KMOD, "test_show.py")),
     Boot("trixie", "tutorial", ("--cpus", "2"), TUTORIAL),
     Boot("trixie", "pair", PAIR, GROUPS),
     Boot("bookworm", "pair", PAIR, GROUPS),

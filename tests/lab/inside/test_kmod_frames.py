@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
-from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -149,15 +149,12 @@ def ip6(following: int) -> bytes:
 
 
 def flags(name: str, on: bool, flag: str = "every-queue") -> bool:
-    """Set a private flag; whether that was accepted."""
-    words = ("ethtool", "--set-priv-flags", name, flag, "on" if on else "off")
-    return labhelp.sh(*words, check=False).returncode == 0
-
-
-def shown_flags(name: str) -> dict[str, str]:
-    """What ethtool says of the private flags."""
-    lines = labhelp.sh("ethtool", "--show-priv-flags", name).stdout.splitlines()[1:]
-    return {flag.strip(): value.strip() for flag, value in (x.split(":") for x in lines)}
+    """Set an attribute; whether that was accepted."""
+    try:
+        kmodhelp.set_flag(name, flag, on)
+    except OSError:
+        return False
+    return True
 
 
 def test_what_every_member_needs_goes_to_every_queue(wire: tuple[str, str]) -> None:
@@ -167,7 +164,7 @@ def test_what_every_member_needs_goes_to_every_queue(wire: tuple[str, str]) -> N
         up(name)
     assert not flags("na", on=True), "a device without queues has no such flag"
     to, source = kmodhelp.mac_of("nt"), kmodhelp.mac_of(far)
-    assert shown_flags("nt") == {"every-queue": "off", "uplink": "off"}
+    assert kmodhelp.flags("nt") == {"every-queue": False, "uplink": False}
     special = discovery(to, source)
     with tap_queue("nt") as first:
         assert flags("nt", on=True)
@@ -240,11 +237,11 @@ def test_an_uplink_hears_what_siblings_send_to_nobody(lower: str) -> None:  # no
     assert not flags("na", on=True, flag="uplink"), "only a napi_macvtap can be one"
     assert flags("nh", on=True, flag="uplink"), "also while it is down"
     assert flags("nh", on=True, flag="uplink")
-    assert shown_flags("nh") == {"every-queue": "off", "uplink": "on"}
-    busy = labhelp.sh("ethtool", "--set-priv-flags", "nt", "uplink", "on", check=False)
-    assert busy.returncode != 0
-    assert "busy" in busy.stderr
-    assert shown_flags("nt") == {"every-queue": "off", "uplink": "off"}
+    assert kmodhelp.flags("nh") == {"every-queue": False, "uplink": True}
+    with pytest.raises(OSError, match="another device") as busy:
+        kmodhelp.set_flag("nt", "uplink", on=True)
+    assert busy.value.errno == errno.EBUSY
+    assert kmodhelp.flags("nt") == {"every-queue": False, "uplink": False}
     up("na", "nt")
     nobody, total = "02:00:00:00:fe:01", 0
 
@@ -531,56 +528,3 @@ def test_the_backlog_is_untouched(lower: str, kind: str) -> None:  # noqa: F811
     (through, mainline, _) = load("macvlan", lower)
     assert through >= 400
     assert mainline["processed"] > deltas["processed"]
-
-
-@contextmanager
-def reasons() -> Iterator[Counter[str]]:
-    """Why frames that nobody answers are freed meanwhile, by the kernel's name of it."""
-    found: Counter[str] = Counter()
-    TRACING.mkdir()
-    try:
-        event = TRACING / "events/skb/kfree_skb"
-        (event / "filter").write_text(f"protocol == {int.from_bytes(kmodhelp.ETHERTYPE)}")
-        (event / "enable").write_text("1")
-        yield found
-        (event / "enable").write_text("0")
-        lines = (TRACING / "trace").read_text().splitlines()
-        found.update(line.rpartition("reason: ")[2] for line in lines if "reason: " in line)
-    finally:
-        TRACING.rmdir()
-
-
-def test_what_is_dropped_has_its_reason(wire: tuple[str, str]) -> None:
-    """The tracepoint skb:kfree_skb names the cause, and so do tools on top of it."""
-    (far, near) = wire
-    for name, kind in (("na", "napi_macvtap"), ("nt", "napi_macvtap"), ("nv", "napi_macvlan")):
-        link(name, near, kind)
-        up(name)
-    to, sibling = kmodhelp.mac_of("nt"), kmodhelp.mac_of("na")
-    with reasons() as found:
-        send(far, to, 10)
-        send("na", to, 10)
-        settle("nt", 20)
-    assert found == {"DEV_READY": 20}, "nobody has opened /dev/tapN"
-    ip("link", "set", "nt", "txqueuelen", "16")
-    with tap_queue("nt"):
-        with reasons() as found:
-            send(far, to, 20)
-            settle("nt", 40)
-            send("na", to, 10)
-            settle("nt", 50)
-        assert found == {"FULL_RING": 4 + 10}, "from the NIC, and from a sibling"
-        with reasons() as found:
-            ip("link", "set", "nt", "txqueuelen", "6")
-        assert found == {"FULL_RING": 10}, "the ring was made shorter"
-    link("nv", near, mode=kmodhelp.PRIVATE, change=True)
-    with reasons() as found:
-        send(far, kmodhelp.mac_of("nv"), 10, source=sibling)
-        settle("nv", 10)
-    assert found == {"OTHERHOST": 10}, "a private device hears no sibling"
-    link("nv", near, mode=kmodhelp.BRIDGE, change=True)
-    ip("link", "set", "nv", "mtu", "1000")
-    with reasons() as found:
-        send("na", "", 10, data=kmodhelp.frame(kmodhelp.mac_of("nv"), sibling, 1400))
-        settle("nv", 20)
-    assert found == {"PKT_TOO_BIG": 10}

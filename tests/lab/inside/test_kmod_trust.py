@@ -73,15 +73,15 @@ def test_only_who_rules_the_lower_device_makes_an_uplink(lower: str) -> None:  #
                 "--net",
                 "--preserve-credentials",
             )
-            asked = (*inside, "ethtool", "--set-priv-flags", "nt")
-            assert labhelp.sh(*asked, "every-queue", "on", check=False).returncode == 0
-            refused = labhelp.sh(*asked, "uplink", "on", check=False)
+            asked = (*inside, *kmodhelp.FRAMES, "set", "nt")
+            labhelp.sh(*asked, "every-queue", "1")
+            refused = labhelp.sh(*asked, "uplink", "1", check=False)
             assert refused.returncode != 0
             assert "not permitted" in refused.stderr
             # From outside, for it, it can be made one, and it can cease to be one.
-            outside = ("nsenter", f"--net={space}", "ethtool", "--set-priv-flags", "nt")
-            labhelp.sh(*outside, "uplink", "on")
-            labhelp.sh(*asked, "every-queue", "off")
-            labhelp.sh(*asked, "uplink", "off")
+            outside = ("nsenter", f"--net={space}", *kmodhelp.FRAMES, "set", "nt")
+            labhelp.sh(*outside, "uplink", "1")
+            labhelp.sh(*asked, "every-queue", "0")
+            labhelp.sh(*asked, "uplink", "0")
         finally:
             container.kill()

@@ -1,0 +1,119 @@
+"""What the kernel's own tools are told of the module's devices: why a frame is freed, and the
+attributes of route netlink."""
+
+from __future__ import annotations
+
+import errno
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import kmodhelp
+import labhelp
+import pytest
+from kmodhelp import delete, ip, link, send, settle, up
+from test_kmod import lower, silent  # noqa: F401 (fixtures)
+from test_kmod_frames import TRACING, tap_queue, wire  # noqa: F401 (fixture)
+
+
+@contextmanager
+def reasons() -> Iterator[Counter[str]]:
+    """Why frames that nobody answers are freed meanwhile, by the kernel's name of it."""
+    found: Counter[str] = Counter()
+    TRACING.mkdir()
+    try:
+        event = TRACING / "events/skb/kfree_skb"
+        (event / "filter").write_text(f"protocol == {int.from_bytes(kmodhelp.ETHERTYPE)}")
+        (event / "enable").write_text("1")
+        yield found
+        (event / "enable").write_text("0")
+        lines = (TRACING / "trace").read_text().splitlines()
+        found.update(line.rpartition("reason: ")[2] for line in lines if "reason: " in line)
+    finally:
+        TRACING.rmdir()
+
+
+def test_what_is_dropped_has_its_reason(wire: tuple[str, str]) -> None:  # noqa: F811
+    """The tracepoint skb:kfree_skb names the cause, and so do tools on top of it."""
+    (far, near) = wire
+    for name, kind in (("na", "napi_macvtap"), ("nt", "napi_macvtap"), ("nv", "napi_macvlan")):
+        link(name, near, kind)
+        up(name)
+    to, sibling = kmodhelp.mac_of("nt"), kmodhelp.mac_of("na")
+    with reasons() as found:
+        send(far, to, 10)
+        send("na", to, 10)
+        settle("nt", 20)
+    assert found == {"DEV_READY": 20}, "nobody has opened /dev/tapN"
+    ip("link", "set", "nt", "txqueuelen", "16")
+    with tap_queue("nt"):
+        with reasons() as found:
+            send(far, to, 20)
+            settle("nt", 40)
+            send("na", to, 10)
+            settle("nt", 50)
+        assert found == {"FULL_RING": 4 + 10}, "from the NIC, and from a sibling"
+        with reasons() as found:
+            ip("link", "set", "nt", "txqueuelen", "6")
+        assert found == {"FULL_RING": 10}, "the ring was made shorter"
+    link("nv", near, mode=kmodhelp.PRIVATE, change=True)
+    with reasons() as found:
+        send(far, kmodhelp.mac_of("nv"), 10, source=sibling)
+        settle("nv", 10)
+    assert found == {"OTHERHOST": 10}, "a private device hears no sibling"
+    link("nv", near, mode=kmodhelp.BRIDGE, change=True)
+    ip("link", "set", "nv", "mtu", "1000")
+    with reasons() as found:
+        send("na", "", 10, data=kmodhelp.frame(kmodhelp.mac_of("nv"), sibling, 1400))
+        settle("nv", 20)
+    assert found == {"PKT_TOO_BIG": 10}
+
+
+def test_attributes_are_told_and_set_together_or_not_at_all(lower: str) -> None:  # noqa: F811
+    link("nt", lower, "napi_macvtap", every_queue=True, uplink=True, queue=77)
+    assert kmodhelp.flags("nt") == {"every-queue": True, "uplink": True}
+    with pytest.raises(OSError, match="another device") as refused:
+        link("nu", lower, "napi_macvtap", uplink=True)
+    assert refused.value.errno == errno.EBUSY
+    assert not (kmodhelp.NET / "nu").exists()
+    link("nu", lower, "napi_macvtap")
+    with pytest.raises(OSError, match="another device"):
+        link(
+            "nu",
+            lower,
+            "napi_macvtap",
+            mode=kmodhelp.PRIVATE,
+            every_queue=True,
+            uplink=True,
+            change=True,
+        )
+    assert kmodhelp.flags("nu") == {"every-queue": False, "uplink": False}
+    assert kmodhelp.told("nu").mode == kmodhelp.BRIDGE
+    link("nt", lower, "napi_macvtap", every_queue=False, change=True)
+    assert kmodhelp.flags("nt") == {"every-queue": False, "uplink": True}
+    delete("nt")
+    kmodhelp.set_flag("nu", "uplink", on=True)
+    link("nv", lower)
+    assert kmodhelp.flags("nv") == {"every-queue": None, "uplink": None}
+    with pytest.raises(OSError, match="only a napi_macvtap") as refused:
+        link("nv", lower, every_queue=True, change=True)
+    assert refused.value.errno == errno.EOPNOTSUPP
+    for value in (2, 255):
+        with pytest.raises(OSError) as refused:
+            kmodhelp.change("nu", napi_macvlan_uplink=value)
+        assert refused.value.errno == errno.ERANGE
+    with pytest.raises(OSError, match="only be read") as refused:
+        kmodhelp.change("nu", napi_macvlan_thread=1)
+    assert refused.value.errno == errno.EINVAL
+
+
+def test_the_thread_is_told(lower: str) -> None:  # noqa: F811
+    link("nd0", lower)
+    assert kmodhelp.napi_thread("nd0") == 0
+    (kmodhelp.NET / "nd0" / "threaded").write_text("1")
+    thread = labhelp.wait_for(lambda: kmodhelp.napi_thread("nd0"), "it has a thread", 20)
+    assert labhelp.text(f"/proc/{thread}/comm").startswith("napi/nd0-")
+    (kmodhelp.NET / "nd0" / "threaded").write_text("0")
+    labhelp.wait_for(lambda: kmodhelp.napi_thread("nd0") == 0, "it has none", 20)
+    assert "napi_thread_tid" not in kmodhelp.counters("nd0")
+    assert labhelp.sh("ethtool", "--show-priv-flags", "nd0", check=False).returncode != 0
