@@ -109,7 +109,7 @@ void nmv_bcast_add(struct nmv_port *port, struct sk_buff *skb)
 	spin_unlock(&b->frames.lock);
 	if (!room) {
 		atomic64_inc(&b->dropped);
-		kfree_skb(copy);
+		kfree_skb_reason(copy, SKB_DROP_REASON_FULL_RING);
 		return;
 	}
 	napi_schedule(&b->napi);
@@ -171,6 +171,6 @@ void nmv_bcast_exit(struct nmv_port *port)
 	napi_disable(&b->napi);
 	netif_napi_del(&b->napi);
 	skb_queue_purge(&b->frames);
-	kfree_skb(b->skb);
+	kfree_skb_reason(b->skb, SKB_DROP_REASON_DEV_READY);
 	nmv_dummy_free(b->dev);
 }

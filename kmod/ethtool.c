@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0
 /* Counters as "ethtool -S" shows them, and the rest of ethtool. */
-#include <linux/capability.h>
 #include <linux/ethtool.h>
 #include <linux/module.h>
 #include <linux/rtnetlink.h>
 #include "nmv.h"
-#include "nmv_compat.h"
 
 static const char nmv_names[NMV_STATS_SHOWN][ETH_GSTRING_LEN] = {
 	[NMV_RX_RECEIVED]		= "rx_received",
@@ -28,22 +26,13 @@ static const char nmv_names[NMV_STATS_SHOWN][ETH_GSTRING_LEN] = {
 };
 
 static const char nmv_queue_names[][ETH_GSTRING_LEN] = {
-	"queue_high_water", "napi_thread_tid", "port_dropped_broadcast",
+	"queue_high_water", "port_dropped_broadcast",
 };
 
 static const char * const nmv_tapq_names[] = {
 	"received", "delivered", "dropped_ring_full", "ring_high_water",
 	"tx_packets", "worker_tid", "stalled",
 };
-
-static const char nmv_flag_names[][ETH_GSTRING_LEN] = {
-	"every-queue",
-	"uplink",
-};
-
-/* By place in nmv_flag_names. */
-#define NMV_FLAG_EVERY_QUEUE	BIT(0)
-#define NMV_FLAG_UPLINK		BIT(1)
 
 /* Queues to show: the open ones, by number. */
 static int nmv_shown_queues(struct nmv_dev *nd)
@@ -55,8 +44,6 @@ static int nmv_get_sset_count(struct net_device *dev, int sset)
 {
 	struct nmv_dev *nd = netdev_priv(dev);
 
-	if (sset == ETH_SS_PRIV_FLAGS && nd->tap)
-		return ARRAY_SIZE(nmv_flag_names);
 	if (sset != ETH_SS_STATS)
 		return -EOPNOTSUPP;
 	return NMV_STATS_SHOWN + ARRAY_SIZE(nmv_queue_names) +
@@ -68,8 +55,6 @@ static void nmv_get_strings(struct net_device *dev, u32 sset, u8 *data)
 	struct nmv_dev *nd = netdev_priv(dev);
 	int i, n;
 
-	if (sset == ETH_SS_PRIV_FLAGS)
-		memcpy(data, nmv_flag_names, sizeof(nmv_flag_names));
 	if (sset != ETH_SS_STATS)
 		return;
 	memcpy(data, nmv_names, sizeof(nmv_names));
@@ -101,23 +86,6 @@ static void nmv_tapq_values(struct nmv_tapq *slot, u64 *v)
 	v[6] = s.stalled;
 }
 
-/*
- * The thread is made and ended under RTNL, and on newer kernels under the
- * lock of the device alone. Once made it may stay when "threaded" is 0 again,
- * without work.
- */
-static u64 nmv_thread_id(struct nmv_dev *nd)
-{
-	const struct napi_struct *napi = &nd->queue.napi;
-	u64 id = 0;
-
-	nmv_netdev_lock(nd->dev);
-	if (napi->thread && test_bit(NAPI_STATE_THREADED, &napi->state))
-		id = task_pid_nr(napi->thread);
-	nmv_netdev_unlock(nd->dev);
-	return id;
-}
-
 static void nmv_get_stats(struct net_device *dev, struct ethtool_stats *stats,
 			  u64 *data)
 {
@@ -134,7 +102,6 @@ static void nmv_get_stats(struct net_device *dev, struct ethtool_stats *stats,
 	memcpy(data, sum, NMV_STATS_SHOWN * sizeof(*data));
 	data += NMV_STATS_SHOWN;
 	*data++ = READ_ONCE(nd->queue.high_water);
-	*data++ = nmv_thread_id(nd);
 	*data++ = port ? atomic64_read(&port->bcast.dropped) : 0;
 	n = nmv_shown_queues(nd);
 	for (i = 0; i < n; i++, data += ARRAY_SIZE(nmv_tapq_names)) {
@@ -144,38 +111,6 @@ static void nmv_get_stats(struct net_device *dev, struct ethtool_stats *stats,
 		else
 			memset(data, 0, ARRAY_SIZE(nmv_tapq_names) * sizeof(*data));
 	}
-}
-
-static u32 nmv_get_priv_flags(struct net_device *dev)
-{
-	struct nmv_dev *nd = netdev_priv(dev);
-	u32 flags = 0;
-
-	if (nd->tap && nd->tap->every_queue)
-		flags |= NMV_FLAG_EVERY_QUEUE;
-	if (nd->uplink)
-		flags |= NMV_FLAG_UPLINK;
-	return flags;
-}
-
-static int nmv_set_priv_flags(struct net_device *dev, u32 flags)
-{
-	struct nmv_dev *nd = netdev_priv(dev);
-	int err;
-
-	if (!nd->tap)
-		return -EOPNOTSUPP;
-	if (flags & ~(NMV_FLAG_EVERY_QUEUE | NMV_FLAG_UPLINK))
-		return -EINVAL;
-	/* It takes what siblings send: for who rules the lower device. */
-	if ((flags & NMV_FLAG_UPLINK) && !nd->uplink &&
-	    !ns_capable(dev_net(nd->lower)->user_ns, CAP_NET_ADMIN))
-		return -EPERM;
-	err = nmv_port_set_uplink(nd, flags & NMV_FLAG_UPLINK);
-	if (err)
-		return err;
-	WRITE_ONCE(nd->tap->every_queue, flags & NMV_FLAG_EVERY_QUEUE);
-	return 0;
 }
 
 static void nmv_get_drvinfo(struct net_device *dev,
@@ -195,6 +130,16 @@ static int nmv_get_link_ksettings(struct net_device *dev,
 	return __ethtool_get_link_ksettings(nd->lower, cmd);
 }
 
+#ifdef NMV_HAVE_TS_INFO
+static int nmv_get_ts_info(struct net_device *dev,
+			   struct kernel_ethtool_ts_info *info)
+{
+	struct nmv_dev *nd = netdev_priv(dev);
+
+	return ethtool_get_ts_info_by_layer(nd->lower, info);
+}
+#endif
+
 const struct ethtool_ops nmv_ethtool_ops = {
 	.get_drvinfo		= nmv_get_drvinfo,
 	.get_link		= ethtool_op_get_link,
@@ -202,6 +147,7 @@ const struct ethtool_ops nmv_ethtool_ops = {
 	.get_sset_count		= nmv_get_sset_count,
 	.get_strings		= nmv_get_strings,
 	.get_ethtool_stats	= nmv_get_stats,
-	.get_priv_flags		= nmv_get_priv_flags,
-	.set_priv_flags		= nmv_set_priv_flags,
+#ifdef NMV_HAVE_TS_INFO
+	.get_ts_info		= nmv_get_ts_info,
+#endif
 };

@@ -1,24 +1,38 @@
 // SPDX-License-Identifier: GPL-2.0
 /*
- * The link kinds napi_macvlan and napi_macvtap. Attributes have the numbers
- * of macvlan: IFLA_MACVLAN_MODE, and IFLA_MACVLAN_BC_QUEUE_LEN for the length
- * of the own queue.
+ * The link kinds napi_macvlan and napi_macvtap. Of macvlan's attributes they
+ * have IFLA_MACVLAN_MODE, and IFLA_MACVLAN_BC_QUEUE_LEN for the length of the
+ * own queue; linux/napi_macvlan.h has those of their own.
  */
+#include <linux/capability.h>
 #include <linux/if_arp.h>
 #include <linux/if_link.h>
+#include <linux/napi_macvlan.h>
+#include <linux/sched.h>
 #include "nmv.h"
 #include "nmv_compat.h"
 
-/* More than macvlan has in any kernel: the rest is looked at, to refuse it. */
+/* More than there are: the rest is looked at, to refuse it. */
 #define NMV_ATTR_MAX	31
 
 static const struct nla_policy nmv_policy[NMV_ATTR_MAX + 1] = {
 	[IFLA_MACVLAN_MODE]		= { .type = NLA_U32 },
 	[IFLA_MACVLAN_BC_QUEUE_LEN]	= NLA_POLICY_RANGE(NLA_U32, 1,
 							   NMV_QUEUE_LEN_MAX),
+	[IFLA_NAPI_MACVLAN_EVERY_QUEUE]	= NLA_POLICY_MAX(NLA_U8, 1),
+	[IFLA_NAPI_MACVLAN_UPLINK]	= NLA_POLICY_MAX(NLA_U8, 1),
+	[IFLA_NAPI_MACVLAN_THREAD]	= { .type = NLA_REJECT,
+					    .reject_message = "the thread can only be read" },
 };
 
-static bool nmv_is_ours(const struct net_device *dev)
+static bool nmv_attr_known(int attr)
+{
+	return attr == IFLA_MACVLAN_MODE || attr == IFLA_MACVLAN_BC_QUEUE_LEN ||
+	       attr == IFLA_NAPI_MACVLAN_EVERY_QUEUE ||
+	       attr == IFLA_NAPI_MACVLAN_UPLINK;
+}
+
+bool nmv_is_ours(const struct net_device *dev)
 {
 	return dev->rtnl_link_ops == &nmv_vlan_ops ||
 	       dev->rtnl_link_ops == &nmv_tap_ops;
@@ -41,11 +55,10 @@ static int nmv_validate(struct nlattr *tb[], struct nlattr *data[],
 		}
 	}
 	for (i = 1; data && i <= NMV_ATTR_MAX; i++) {
-		if (!data[i] || i == IFLA_MACVLAN_MODE ||
-		    i == IFLA_MACVLAN_BC_QUEUE_LEN)
+		if (!data[i] || nmv_attr_known(i))
 			continue;
 		NL_SET_ERR_MSG_ATTR(extack, data[i],
-				    "of macvlan's attributes only the mode and bcqueuelen are supported");
+				    "not an attribute of this kind; of those of macvlan it has the mode and bcqueuelen");
 		return -EOPNOTSUPP;
 	}
 	if (data && data[IFLA_MACVLAN_MODE] &&
@@ -77,6 +90,41 @@ static int nmv_check_lower(const struct net_device *lower,
 	return 0;
 }
 
+/* Those of napi_macvtap alone. On failure nothing is set. */
+static int nmv_set_tap_attrs(struct nmv_dev *nd, struct nlattr *data[],
+			     struct netlink_ext_ack *extack)
+{
+	struct nlattr *every = data[IFLA_NAPI_MACVLAN_EVERY_QUEUE];
+	struct nlattr *uplink = data[IFLA_NAPI_MACVLAN_UPLINK];
+	int err;
+
+	if (!every && !uplink)
+		return 0;
+	if (!nd->tap) {
+		NL_SET_ERR_MSG_ATTR(extack, every ?: uplink,
+				    "only a napi_macvtap can have this");
+		return -EOPNOTSUPP;
+	}
+	if (uplink) {
+		/* It takes what siblings send: for who rules the lower device. */
+		if (nla_get_u8(uplink) && !nd->uplink &&
+		    !ns_capable(dev_net(nd->lower)->user_ns, CAP_NET_ADMIN)) {
+			NL_SET_ERR_MSG_ATTR(extack, uplink,
+					    "an uplink needs CAP_NET_ADMIN where the lower device is");
+			return -EPERM;
+		}
+		err = nmv_port_set_uplink(nd, nla_get_u8(uplink));
+		if (err) {
+			NL_SET_ERR_MSG_ATTR(extack, uplink,
+					    "another device of the lower device is the uplink");
+			return err;
+		}
+	}
+	if (every)
+		WRITE_ONCE(nd->tap->every_queue, nla_get_u8(every));
+	return 0;
+}
+
 static int nmv_newlink(NMV_NEWLINK_ARGS)
 {
 	struct nlattr **attr = nmv_newlink_tb(), **info = nmv_newlink_data();
@@ -102,6 +150,9 @@ static int nmv_newlink(NMV_NEWLINK_ARGS)
 	nd->queue.limit = NMV_QUEUE_LEN;
 	if (info && info[IFLA_MACVLAN_BC_QUEUE_LEN])
 		nd->queue.limit = nla_get_u32(info[IFLA_MACVLAN_BC_QUEUE_LEN]);
+	err = info ? nmv_set_tap_attrs(nd, info, extack) : 0;
+	if (err)
+		return err;
 
 	if (!attr[IFLA_MTU]) {
 		dev->mtu = lower->mtu;
@@ -124,7 +175,6 @@ static int nmv_newlink(NMV_NEWLINK_ARGS)
 		unregister_netdevice(dev);
 		return err;
 	}
-	list_add_tail(&nd->all, &nmv_all);
 	netif_stacked_transfer_operstate(lower, dev);
 	linkwatch_fire_event(dev);
 	return 0;
@@ -139,7 +189,6 @@ static void nmv_dellink(struct net_device *dev, struct list_head *head)
 {
 	struct nmv_dev *nd = netdev_priv(dev);
 
-	list_del(&nd->all);
 	unregister_netdevice_queue(dev, head);
 	netdev_upper_dev_unlink(nd->lower, dev);
 }
@@ -149,19 +198,22 @@ static int nmv_changelink(struct net_device *dev, struct nlattr *tb[],
 			  struct netlink_ext_ack *extack)
 {
 	struct nmv_dev *nd = netdev_priv(dev);
-	u32 mode;
+	u32 mode = nd->mode;
+	int err;
 
 	if (!data)
 		return 0;
-	if (data[IFLA_MACVLAN_MODE]) {
+	if (data[IFLA_MACVLAN_MODE])
 		mode = nla_get_u32(data[IFLA_MACVLAN_MODE]);
-		if (!nmv_mode_changeable(nd->mode, mode)) {
-			NL_SET_ERR_MSG(extack,
-				       "a device cannot change to or from passthru; delete it and make it anew");
-			return -EINVAL;
-		}
-		WRITE_ONCE(nd->mode, mode);
+	if (!nmv_mode_changeable(nd->mode, mode)) {
+		NL_SET_ERR_MSG(extack,
+			       "a device cannot change to or from passthru; delete it and make it anew");
+		return -EINVAL;
 	}
+	err = nmv_set_tap_attrs(nd, data, extack);
+	if (err)
+		return err;
+	WRITE_ONCE(nd->mode, mode);
 	if (data[IFLA_MACVLAN_BC_QUEUE_LEN])
 		WRITE_ONCE(nd->queue.limit,
 			   nla_get_u32(data[IFLA_MACVLAN_BC_QUEUE_LEN]));
@@ -171,16 +223,44 @@ static int nmv_changelink(struct net_device *dev, struct nlattr *tb[],
 static size_t nmv_get_size(const struct net_device *dev)
 {
 	return nla_total_size(sizeof(u32)) +	/* IFLA_MACVLAN_MODE */
-	       nla_total_size(sizeof(u32));	/* IFLA_MACVLAN_BC_QUEUE_LEN */
+	       nla_total_size(sizeof(u32)) +	/* IFLA_MACVLAN_BC_QUEUE_LEN */
+	       nla_total_size(sizeof(u8)) +	/* IFLA_NAPI_MACVLAN_EVERY_QUEUE */
+	       nla_total_size(sizeof(u8)) +	/* IFLA_NAPI_MACVLAN_UPLINK */
+	       nla_total_size(sizeof(u32));	/* IFLA_NAPI_MACVLAN_THREAD */
+}
+
+/*
+ * The thread is made and ended under RTNL, and on newer kernels under the
+ * lock of the device alone. Once made it may stay when "threaded" is 0 again,
+ * without work. Whoever tells of a link may hold that lock already, or the one
+ * of a device above or below, so it is not waited for.
+ */
+static int nmv_fill_thread(struct sk_buff *skb, struct nmv_dev *nd)
+{
+	const struct napi_struct *napi = &nd->queue.napi;
+	u32 id = 0;
+
+	if (!nmv_netdev_trylock(nd->dev))
+		return 0;
+	if (napi->thread && test_bit(NAPI_STATE_THREADED, &napi->state))
+		id = task_pid_nr(napi->thread);
+	nmv_netdev_unlock(nd->dev);
+	return nla_put_u32(skb, IFLA_NAPI_MACVLAN_THREAD, id);
 }
 
 static int nmv_fill_info(struct sk_buff *skb, const struct net_device *dev)
 {
-	const struct nmv_dev *nd = netdev_priv(dev);
+	struct nmv_dev *nd = netdev_priv(dev);
 
 	if (nla_put_u32(skb, IFLA_MACVLAN_MODE, READ_ONCE(nd->mode)) ||
 	    nla_put_u32(skb, IFLA_MACVLAN_BC_QUEUE_LEN,
-			READ_ONCE(nd->queue.limit)))
+			READ_ONCE(nd->queue.limit)) ||
+	    nmv_fill_thread(skb, nd))
+		return -EMSGSIZE;
+	if (nd->tap &&
+	    (nla_put_u8(skb, IFLA_NAPI_MACVLAN_EVERY_QUEUE,
+			READ_ONCE(nd->tap->every_queue)) ||
+	     nla_put_u8(skb, IFLA_NAPI_MACVLAN_UPLINK, nd->uplink)))
 		return -EMSGSIZE;
 	return 0;
 }

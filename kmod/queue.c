@@ -6,6 +6,7 @@
  * napi/DEVICE-ID; otherwise it runs in the SoftIRQ of the CPU that filled it.
  */
 #include "nmv.h"
+#include "nmv_compat.h"
 
 /**
  * nmv_queue_admits() - is there room for one more frame
@@ -140,7 +141,7 @@ static void nmv_queue_add(struct nmv_dev *nd, struct sk_buff *skb)
 	spin_unlock(&q->frames.lock);
 	if (refused != NMV_STATS) {
 		nmv_count(nd, refused, 1);
-		kfree_skb(skb);
+		kfree_skb_reason(skb, SKB_DROP_REASON_FULL_RING);
 		return;
 	}
 	napi_schedule(&q->napi);
@@ -154,9 +155,12 @@ static bool nmv_queue_turn(struct nmv_dev *nd, struct sk_buff *skb)
 {
 	/* Asked here so that it is counted once, by us. */
 	if (unlikely(!is_skb_forwardable(nd->dev, skb))) {
-		nmv_count(nd, nd->dev->flags & IFF_UP ? NMV_RX_DROPPED_OTHER :
-						       NMV_RX_DROPPED_DOWN, 1);
-		kfree_skb(skb);
+		bool up = nd->dev->flags & IFF_UP;
+
+		nmv_count(nd, up ? NMV_RX_DROPPED_OTHER : NMV_RX_DROPPED_DOWN,
+			  1);
+		kfree_skb_reason(skb, up ? SKB_DROP_REASON_PKT_TOO_BIG :
+					   SKB_DROP_REASON_DEV_READY);
 		return false;
 	}
 	if (unlikely(__dev_forward_skb(nd->dev, skb))) {
@@ -166,15 +170,16 @@ static bool nmv_queue_turn(struct nmv_dev *nd, struct sk_buff *skb)
 	return true;
 }
 
-/* Known before anything is copied; false also counts the drop. */
+/* Known before anything is copied; false also counts the drop and says why. */
 static bool nmv_queue_wants(struct nmv_dev *nd, struct sk_buff *skb,
-			    enum nmv_stat origin)
+			    enum nmv_stat origin, enum skb_drop_reason *reason)
 {
 	enum nmv_stat refused;
 
 	nmv_count_frame(nd, NMV_RX_RECEIVED, origin, 1);
-	if (nd->tap && nmv_tap_early_drop(nd, skb))
+	if (nd->tap && nmv_tap_early_drop(nd, skb, reason))
 		return false;
+	*reason = SKB_DROP_REASON_FULL_RING;
 	refused = nmv_queue_refuses(&nd->queue, origin == NMV_RX_BROADCAST);
 	if (refused == NMV_STATS)
 		return true;
@@ -191,8 +196,10 @@ static bool nmv_queue_wants(struct nmv_dev *nd, struct sk_buff *skb,
  */
 void nmv_queue_offer(struct nmv_dev *nd, struct sk_buff *skb)
 {
-	if (!nmv_queue_wants(nd, skb, NMV_RX_FORWARDED)) {
-		kfree_skb(skb);
+	enum skb_drop_reason reason;
+
+	if (!nmv_queue_wants(nd, skb, NMV_RX_FORWARDED, &reason)) {
+		kfree_skb_reason(skb, reason);
 		return;
 	}
 	if (nmv_queue_turn(nd, skb))
@@ -212,11 +219,13 @@ void nmv_queue_offer_copy(struct nmv_dev *nd, struct sk_buff *skb,
 			  bool from_sibling)
 {
 	const struct ethhdr *eth = eth_hdr(skb);
+	enum skb_drop_reason unused;
 	struct sk_buff *copy;
 
 	if (!test_bit(nmv_hash_mc(eth->h_dest), nd->mc_filter))
 		return;
-	if (!nmv_queue_wants(nd, skb, NMV_RX_BROADCAST))
+	/* Nothing is freed that could have a reason: there is no copy yet. */
+	if (!nmv_queue_wants(nd, skb, NMV_RX_BROADCAST, &unused))
 		return;
 	copy = skb_clone(skb, GFP_ATOMIC);
 	if (!copy) {
@@ -248,21 +257,27 @@ void nmv_queue_init(struct nmv_dev *nd)
 /**
  * nmv_queue_start() - the device comes up
  * @nd: device
+ *
+ * Context: RTNL.
  */
 void nmv_queue_start(struct nmv_dev *nd)
 {
 	nd->queue.high_water = 0;
 	napi_enable(&nd->queue.napi);
+	nmv_rxq_set_napi(nd->dev, &nd->queue.napi);
 }
 
 /**
  * nmv_queue_stop() - the device goes down; nobody adds frames any more
  * @nd: device
+ *
+ * Context: RTNL.
  */
 void nmv_queue_stop(struct nmv_dev *nd)
 {
 	u32 left;
 
+	nmv_rxq_set_napi(nd->dev, NULL);
 	napi_disable(&nd->queue.napi);
 	left = skb_queue_len(&nd->queue.frames);
 	skb_queue_purge(&nd->queue.frames);

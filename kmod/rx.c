@@ -27,6 +27,7 @@ static bool nmv_hears(const struct nmv_port *port, const struct nmv_dev *nd,
 rx_handler_result_t nmv_handle_frame(struct sk_buff **pskb)
 {
 	struct sk_buff *skb = *pskb;
+	enum skb_drop_reason reason;
 	const struct ethhdr *eth;
 	struct nmv_port *port;
 	struct nmv_dev *nd;
@@ -54,11 +55,12 @@ rx_handler_result_t nmv_handle_frame(struct sk_buff **pskb)
 	nmv_count_frame(nd, NMV_RX_RECEIVED, NMV_RX_NIC, 1);
 	if (unlikely(!nmv_hears(port, nd, eth->h_source))) {
 		nmv_count(nd, NMV_RX_DROPPED_OTHER, 1);
+		reason = SKB_DROP_REASON_OTHERHOST;
 		goto drop;
 	}
 	/* A shared frame is about to be copied: better know before. */
 	if (skb_shared(skb)) {
-		if (nd->tap && nmv_tap_early_drop(nd, skb))
+		if (nd->tap && nmv_tap_early_drop(nd, skb, &reason))
 			goto drop;
 		skb = skb_share_check(skb, GFP_ATOMIC);
 		if (!skb) {
@@ -78,6 +80,6 @@ rx_handler_result_t nmv_handle_frame(struct sk_buff **pskb)
 	return RX_HANDLER_ANOTHER;
 
 drop:
-	kfree_skb(skb);
+	kfree_skb_reason(skb, reason);
 	return RX_HANDLER_CONSUMED;
 }

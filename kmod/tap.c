@@ -82,7 +82,7 @@ static unsigned int nmv_discarded;
 static void nmv_discard(void *ptr)
 {
 	nmv_discarded++;
-	kfree_skb(ptr);
+	kfree_skb_reason(ptr, SKB_DROP_REASON_FULL_RING);
 }
 
 /* As tap_queue_resize(), which does not tell what it throws away. */

@@ -6,8 +6,8 @@
  * Several guests may be one router (Parallel Virtual Routers): each has opened
  * one queue of the device and all have its MAC. What they have to learn of
  * their neighbours must reach each of them, and the flow hash gives it to one.
- * So with the private flag "every-queue" such frames go to every queue, and
- * what is for a queue that nobody reads goes to one that somebody does.
+ * So with IFLA_NAPI_MACVLAN_EVERY_QUEUE such frames go to every queue, and what
+ * is for a queue that nobody reads goes to one that somebody does.
  */
 #include <linux/icmpv6.h>
 #include <linux/if_tun.h>
@@ -212,6 +212,7 @@ static void nmv_tap_full(struct nmv_dev *nd, struct nmv_tapq *slot)
  * nmv_tap_early_drop() - is a frame for a guest lost already
  * @nd: device, of kind napi_macvtap
  * @skb: frame; stays the caller's
+ * @reason: set to why, if it is
  *
  * Asked before a frame is copied or queued on its way to the ring. Counts the
  * drop when there is one.
@@ -219,7 +220,8 @@ static void nmv_tap_full(struct nmv_dev *nd, struct nmv_tapq *slot)
  * Context: bottom halves off, RCU read side.
  * Return: true if it is lost
  */
-bool nmv_tap_early_drop(struct nmv_dev *nd, struct sk_buff *skb)
+bool nmv_tap_early_drop(struct nmv_dev *nd, struct sk_buff *skb,
+			enum skb_drop_reason *reason)
 {
 	struct nmv_tap *t = nd->tap;
 	struct nmv_tapq *slot;
@@ -231,12 +233,14 @@ bool nmv_tap_early_drop(struct nmv_dev *nd, struct sk_buff *skb)
 	q = nmv_tap_pick(&t->tap, skb);
 	if (!q) {
 		nmv_count(nd, NMV_RX_DROPPED_NO_QUEUE, 1);
+		*reason = SKB_DROP_REASON_DEV_READY;
 		return true;
 	}
 	slot = nmv_tap_slot(t, q);
 	if (nmv_ring_room(&q->ring, 1))
 		return false;
 	nmv_tap_full(nd, slot);
+	*reason = SKB_DROP_REASON_FULL_RING;
 	return true;
 }
 
@@ -257,7 +261,7 @@ static void nmv_tap_put(struct nmv_dev *nd, struct tap_queue *q,
 		nmv_tapq_look(slot);
 	if (unlikely(places > 1) && !nmv_ring_room(&q->ring, places)) {
 		nmv_tap_full(nd, slot);
-		kfree_skb(skb);
+		kfree_skb_reason(skb, SKB_DROP_REASON_FULL_RING);
 		return;
 	}
 
@@ -269,7 +273,7 @@ static void nmv_tap_put(struct nmv_dev *nd, struct tap_queue *q,
 	if (unlikely(tap_handle_frame(&skb) == RX_HANDLER_PASS)) {
 		/* The queue was closed between the two looks. */
 		nmv_count(nd, NMV_RX_DROPPED_NO_QUEUE, 1);
-		kfree_skb(skb);
+		kfree_skb_reason(skb, SKB_DROP_REASON_DEV_READY);
 	} else if (unlikely(__this_cpu_read(nmv_late_drop))) {
 		/* A frame without segments or sum to make lacks but room. */
 		if ((places > 1 || sum) && nmv_ring_room(&q->ring, 1))
@@ -345,7 +349,7 @@ static void nmv_tap_put_all(struct nmv_dev *nd, struct sk_buff *skb)
 	}
 	if (unlikely(!last)) {
 		nmv_count(nd, NMV_RX_DROPPED_NO_QUEUE, 1);
-		kfree_skb(skb);
+		kfree_skb_reason(skb, SKB_DROP_REASON_DEV_READY);
 		return;
 	}
 	__skb_set_sw_hash(skb, n + last_at, false);
@@ -411,7 +415,7 @@ rx_handler_result_t nmv_tap_receive(struct sk_buff **pskb)
 	q = nmv_tap_pick(tap, skb);
 	if (unlikely(!q)) {
 		nmv_count(nd, NMV_RX_DROPPED_NO_QUEUE, 1);
-		kfree_skb(skb);
+		kfree_skb_reason(skb, SKB_DROP_REASON_DEV_READY);
 		return RX_HANDLER_CONSUMED;
 	}
 	if (nmv_tap_shared(nd->tap))

@@ -23,7 +23,8 @@ netdev_tx_t nmv_start_xmit(struct sk_buff *skb, struct net_device *dev)
 
 	if (unlikely(!port || !pskb_may_pull(skb, ETH_HLEN))) {
 		nmv_count(nd, NMV_TX_DROPPED, 1);
-		kfree_skb(skb);
+		kfree_skb_reason(skb, port ? SKB_DROP_REASON_PKT_TOO_SMALL :
+					     SKB_DROP_REASON_DEV_READY);
 		return NETDEV_TX_OK;
 	}
 	if (nd->tap && skb->sk)

@@ -15,6 +15,9 @@
 #ifdef NMV_HAVE_GSO_H
 #include <net/gso.h>
 #endif
+#ifdef NMV_HAVE_NETDEV_LOCK_H
+#include <net/netdev_lock.h>
+#endif
 
 #if LINUX_VERSION_CODE < KERNEL_VERSION(6, 1, 0)
 #error "napi_macvlan supports Linux 6.1 and later"
@@ -48,6 +51,13 @@
 #define nmv_class_ns(net)	(net)
 #endif
 
+/* Newer kernels ask whether ndo_fdb_* told of the change; we leave it to them. */
+#ifdef NMV_HAVE_FDB_NOTIFIED
+#define NMV_FDB_ARGS	bool *notified, struct netlink_ext_ack *extack
+#else
+#define NMV_FDB_ARGS	struct netlink_ext_ack *extack
+#endif
+
 /* A device that takes no lock around ndo_start_xmit. */
 static inline void nmv_set_lltx(struct net_device *dev)
 {
@@ -66,18 +76,21 @@ static inline void nmv_set_lltx(struct net_device *dev)
 #endif
 
 /* What NAPI threads are made and ended under, where RTNL is not enough. */
-#ifdef NMV_HAVE_NETDEV_LOCK
-#define nmv_netdev_lock		netdev_lock
-#define nmv_netdev_unlock	netdev_unlock
-#else
-static inline void nmv_netdev_lock(struct net_device *dev)
+static inline bool nmv_netdev_trylock(struct net_device *dev)
 {
+#ifdef NMV_HAVE_NETDEV_LOCK
+	return mutex_trylock(&dev->lock);
+#else
+	return true;
+#endif
 }
 
 static inline void nmv_netdev_unlock(struct net_device *dev)
 {
-}
+#ifdef NMV_HAVE_NETDEV_LOCK
+	netdev_unlock(dev);
 #endif
+}
 
 /* A net_device that no namespace has, for a NAPI instance to belong to. */
 static inline struct net_device *nmv_dummy_alloc(void)
@@ -99,6 +112,15 @@ static inline void nmv_dummy_free(struct net_device *dev)
 	free_netdev(dev);
 #else
 	kfree(dev);
+#endif
+}
+
+/* Which NAPI instance serves the one receive queue, for "queue-get". */
+static inline void nmv_rxq_set_napi(struct net_device *dev,
+				    struct napi_struct *napi)
+{
+#ifdef NMV_HAVE_QUEUE_NAPI
+	netif_queue_set_napi(dev, 0, NETDEV_QUEUE_TYPE_RX, napi);
 #endif
 }
 

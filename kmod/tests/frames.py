@@ -5,6 +5,8 @@
     frames.py mode DEVICE MODE        set the mode of a device that exists (1 2 4 8)
     frames.py with KIND NAME LOWER ATTRIBUTE  make a device with a 4-byte attribute of macvlan
     frames.py add KIND NAME LOWER MODE  make a device with a mode
+    frames.py set DEVICE every-queue|uplink 0|1  set an attribute of a napi_macvtap
+    frames.py get DEVICE every-queue|uplink|thread  prints an attribute; exit 3 without it
     frames.py send ADDRESS PORT COUNT [broadcast]   UDP datagrams
     frames.py burst ADDRESS PORT COUNT SIZE   the same of a size, without a pause: says that
                                   it is ready, and begins when a line arrives on stdin
@@ -21,8 +23,12 @@
                                   stdin. Not of ours: statistics of ours look for queues.
     frames.py starve DEVICE SECONDS   keeps the NAPI thread from its CPU, which is made CPU 0
     frames.py unthread DEVICE         the same, and ends the thread by netlink, for a device under
-                                  flood; prints whether statistics waited for that. Exit 3 when
+                                  flood; prints whether its id was told meanwhile. Exit 3 when
                                   this kernel cannot do it.
+    frames.py stamps DEVICE           sets hardware timestamps, to off
+    frames.py queues DEVICE           prints its queues and their NAPI instances, as queue-get of
+                                  generic netlink tells. Exit 3 when this kernel cannot tell.
+    frames.py qstats DEVICE           the same for its statistics, of qstats-get
     frames.py log                     number of the last line of the kernel's log
     frames.py complaints NUMBER       lines since in which the kernel complains of itself
 
@@ -47,12 +53,26 @@ from pathlib import Path
 RTM_NEWLINK, NLM_F_REQUEST, NLM_F_ACK, NLM_F_EXCL, NLM_F_CREATE = 16, 1, 4, 0x200, 0x400
 IFLA_IFNAME, IFLA_LINK, IFLA_LINKINFO, IFLA_INFO_KIND, IFLA_INFO_DATA = 3, 5, 18, 1, 2
 IFLA_MACVLAN_MODE = 1
+RTM_GETLINK = 18
+ATTRIBUTES = {"every-queue": 24, "uplink": 25, "thread": 26}  # linux/napi_macvlan.h
 SO_RCVBUFFORCE = 33  # Python has no name for it
 VNET_HEADER = 10  # bytes before each frame of /dev/tapN
 SIOCETHTOOL, ETHTOOL_GSTRINGS, ETHTOOL_GSTATS, ETHTOOL_GSSET_INFO = 0x8946, 0x1B, 0x1D, 0x37
 ETH_SS_STATS, NAME_LENGTH = 1, 32
-NETDEV_CMD_NAPI_GET, NETDEV_CMD_NAPI_SET = 11, 14
+NETDEV_CMD_QUEUE_GET, NETDEV_CMD_NAPI_GET, NETDEV_CMD_NAPI_SET = 10, 11, 14
 NAPI_IFINDEX, NAPI_ID, NAPI_THREADED = 1, 2, 8
+QUEUE_ID, QUEUE_IFINDEX, QUEUE_TYPE, QUEUE_NAPI_ID = 1, 2, 3, 4
+NETDEV_CMD_QSTATS_GET = 12
+QSTATS_IFINDEX = 1
+QSTATS = {
+    "rx_packets": 8,
+    "rx_bytes": 9,
+    "tx_packets": 10,
+    "tx_bytes": 11,
+    "rx_hw_drops": 13,
+    "rx_hw_drop_overruns": 14,
+    "tx_hw_drops": 24,
+}
 NLM_F_DUMP, NLMSG_ERROR, NLMSG_DONE = 0x300, 2, 3
 
 
@@ -99,6 +119,29 @@ def add(kind: str, name: str, lower: str, number: str) -> None:
 
 def add_with(kind: str, name: str, lower: str, number: str) -> None:
     make(name, lower, info(kind, 0, int(number)))
+
+
+def set_attribute(device: str, name: str, value: str) -> None:
+    data = attribute(IFLA_INFO_DATA, attribute(ATTRIBUTES[name], struct.pack("=B", int(value))))
+    kind = attribute(IFLA_INFO_KIND, b"napi_macvtap")
+    newlink(0, socket.if_nametoindex(device), attribute(IFLA_LINKINFO, kind + data))
+
+
+def get_attribute(device: str, name: str) -> int | None:
+    body = struct.pack("=BxHiII", socket.AF_UNSPEC, 0, socket.if_nametoindex(device), 0, 0)
+    message = struct.pack("=IHHII", 16 + len(body), RTM_GETLINK, NLM_F_REQUEST, 1, 0) + body
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:
+        netlink.send(message)
+        link = attributes(netlink.recv(1 << 16)[32:])
+    value = attributes(attributes(link[IFLA_LINKINFO])[IFLA_INFO_DATA]).get(ATTRIBUTES[name])
+    return None if value is None else int.from_bytes(value, sys.byteorder)
+
+
+def show_attribute(device: str, name: str) -> None:
+    value = get_attribute(device, name)
+    if value is None:
+        sys.exit(3)
+    print(value)
 
 
 def datagrams() -> socket.socket:
@@ -266,6 +309,14 @@ def rtnl(device: str) -> None:
         reader.join()
 
 
+def stamps(device: str) -> None:
+    siocshwtstamp = 0x89B0
+    config = ctypes.create_string_buffer(struct.pack("=iii", 0, 0, 0), 12)
+    request = struct.pack("16sP16x", device.encode(), ctypes.addressof(config))
+    with datagrams() as sock:
+        fcntl.ioctl(sock, siocshwtstamp, request)
+
+
 def generic(sock: socket.socket, family: int, command: int, flags: int, data: bytes) -> list[bytes]:
     """One request of generic netlink; the attributes of each answer."""
     body = struct.pack("=BBH", command, 1, 0) + data
@@ -300,11 +351,8 @@ def attributes(data: bytes) -> dict[int, bytes]:
 def away(device: str, seconds: float) -> int:
     """A process that keeps the device's NAPI thread from running; its id. Kernels let such a
     thread run again after most of a second."""
-    with datagrams() as udp:
-        names = statistic_names(udp, device)
-        data = statistics_buffer(names)
-        ethtool(udp, device, data)
-    (thread,) = struct.unpack_from("=Q", data, 8 + 8 * names.index("napi_thread_tid"))
+    thread = get_attribute(device, "thread")
+    assert thread, f"{device} has no thread"
     os.sched_setaffinity(thread, {0})
     os.sched_setaffinity(0, os.sched_getaffinity(0) - {0})
     child = os.fork()
@@ -326,22 +374,57 @@ def starve(device: str, seconds: str) -> None:
     os.waitpid(child, 0)
 
 
-def unthread(device: str) -> None:
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 16) as sock, datagrams() as udp:
-        controller, get_family, family_name = 16, 3, 2
+def netdev_family(sock: socket.socket) -> int:
+    """The number of the family netdev; exits with 3 when this kernel has none."""
+    controller, get_family, family_name = 16, 3, 2
+    try:
+        (about,) = generic(sock, controller, get_family, 0, attribute(family_name, b"netdev\0"))
+    except OSError:
+        sys.exit(3)
+    return int.from_bytes(attributes(about)[1], sys.byteorder)
+
+
+def number(of: dict[int, bytes], name: int) -> int:
+    """0 without that attribute."""
+    return int.from_bytes(of.get(name, b""), sys.byteorder)
+
+
+def queues(device: str) -> None:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 16) as sock:
+        family = netdev_family(sock)
+        index = attribute(QUEUE_IFINDEX, struct.pack("=I", socket.if_nametoindex(device)))
         try:
-            (about,) = generic(sock, controller, get_family, 0, attribute(family_name, b"netdev\0"))
+            found = generic(sock, family, NETDEV_CMD_QUEUE_GET, NLM_F_DUMP, index)
         except OSError:
             sys.exit(3)
-        family = struct.unpack("=H", attributes(about)[1])[0]
+    for queue in map(attributes, found):
+        kind = ("rx", "tx")[number(queue, QUEUE_TYPE)]
+        print(f"{kind} {number(queue, QUEUE_ID)} napi {number(queue, QUEUE_NAPI_ID)}")
+
+
+def qstats(device: str) -> None:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 16) as sock:
+        family = netdev_family(sock)
+        index = attribute(QSTATS_IFINDEX, struct.pack("=I", socket.if_nametoindex(device)))
+        try:
+            found = generic(sock, family, NETDEV_CMD_QSTATS_GET, NLM_F_DUMP, index)
+        except OSError:
+            sys.exit(3)
+    for values in map(attributes, found):
+        for name, attribute_of in QSTATS.items():
+            if attribute_of in values:
+                print(name, number(values, attribute_of))
+
+
+def unthread(device: str) -> None:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 16) as sock:
+        family = netdev_family(sock)
         index = attribute(NAPI_IFINDEX, struct.pack("=I", socket.if_nametoindex(device)))
         (napi,) = generic(sock, family, NETDEV_CMD_NAPI_GET, NLM_F_DUMP, index)
         if NAPI_THREADED not in attributes(napi):
             sys.exit(3)
         chosen = attribute(NAPI_ID, attributes(napi)[NAPI_ID])
         off = chosen + attribute(NAPI_THREADED, struct.pack("=I", 0))
-        names = statistic_names(udp, device)
-        data = statistics_buffer(names)
         away(device, 0.8)
         time.sleep(0.1)  # the thread has work by now
         request = (sock, family, NETDEV_CMD_NAPI_SET, NLM_F_ACK, off)
@@ -351,9 +434,8 @@ def unthread(device: str) -> None:
         if not ending.is_alive():
             print("the thread ended at once")
             return
-        ethtool(udp, device, data)
-        ending.join(0.1)
-        print("did not wait" if ending.is_alive() else "waited")
+        told = get_attribute(device, "thread")
+        print("told" if told is not None and ending.is_alive() else "left out")
         ending.join()
 
 
@@ -410,6 +492,11 @@ COMMANDS = {
     "log": last_line,
     "complaints": complaints,
     "add": add,
+    "stamps": stamps,
+    "queues": queues,
+    "qstats": qstats,
+    "set": set_attribute,
+    "get": show_attribute,
     "send": send,
     "flood": flood,
     "count": count,

@@ -72,11 +72,12 @@ TUNING = "test_tune.py::test_packets_leave_the_interrupt_cpu_to_the_nic"
 WHOLE = ("test_show.py", "test_irq.py", "test_keep_off.py", "test_queues.py")
 REAL_NIC = (*WHOLE, TUNING, "test_deadline.py::test_two_guests_share_a_cpu")
 # These make and load devices of the kernel module on the lower ones.
-FRAMES = ("test_kmod_frames.py", "test_kmod_trust.py", "test_kmod_guest.py", "test_kmod_random.py")
+KMOD = ("test_kmod.py", "test_kmod_interfaces.py", "test_kmod_random.py")
+FRAMES = ("test_kmod_frames.py", "test_kmod_trust.py", "test_kmod_guest.py")
 # The first attaches anew, for which a router without libvirt may not hold the lower devices.
 # The second takes CPUs from everything else, and wants one guest and few others.
 BENCHED = ("test_bench_configure.py", "test_deadline.py", *FRAMES, "test_napi.py")
-ALONE = (*BENCHED, "test_kmod.py", *ATTACH)
+ALONE = (*BENCHED, *KMOD, *ATTACH)
 WITH_ATTACH = (*BENCHED, *ATTACH)
 # Guests that are one router: two, of one queue, and no other.
 GROUPS = ("test_pvr.py", "test_msr_devices.py", "test_msr.py", "test_clone.py")
@@ -84,7 +85,7 @@ GROUPS = ("test_pvr.py", "test_msr_devices.py", "test_msr.py", "test_clone.py")
 SHARED_CPU = ("--cpus", "2", "--vcpus", "2", "--queues", "2")
 STILL = ("test_guard.py", "test_standstill.py")
 # Kernels with detectors, which have no KVM: what needs no guest.
-DETECTORS = ("test_kmod_random.py", "test_kmod.py", "test_kmod_frames.py")
+DETECTORS = (*KMOD, "test_kmod_frames.py")
 # `make test` has to go red when the module breaks; these are short and want no guest.
 MODULE = (
     "test_kmod.py::test_its_self_tests_pass",
@@ -113,9 +114,9 @@ MATRIX = [
     Boot("bookworm", "debian", DEBIAN, AS_DEBIAN),
     Boot("trixie", "debian", DEBIAN, AS_DEBIAN),
     # The newest kernel, for the module above all, and for what vsrtune meets there first.
-    Boot("backports", "kmod", BENCH, ("test_kmod.py", *FRAMES, TUNING)),
-    Boot("bookworm", "kmod", BENCH, ("test_kmod.py", "test_show.py")),
-    Boot("trixie", "kmod", BENCH, ("test_kmod.py", "test_show.py")),
+    Boot("backports", "kmod", BENCH, (*KMOD, *FRAMES, TUNING)),
+    Boot("bookworm", "kmod", BENCH, (*KMOD, "test_show.py")),
+    Boot("trixie", "kmod", BENCH, (*KMOD, "test_show.py")),
     *(
         Boot(release, kind, ("--cpus", "2", "--guests", "0", "--kernel", kind), DETECTORS)
         for release in ("bookworm", "trixie")

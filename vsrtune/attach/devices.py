@@ -33,7 +33,7 @@ _FLAG_ERRORS = {
     ),
     errno.EBUSY: (
         "another device on the same lower device has the flag {flag}, and one can have it",
-        "ethtool --show-priv-flags tells which; set it off there",
+        "docs/kmod.md, Attributes, says how to find and clear it",
     ),
 }
 
@@ -80,7 +80,7 @@ class Devices:
             ) from error  # fmt: skip
 
     def flag(self, device: MadeDevice) -> tuple[str, ...]:
-        """Set the private flags that a device must have. Returns those that were not set."""
+        """Set the flags that a device must have. Returns those that were not set."""
         missing = [f for f in device.flags if not self._host.flag(device.name, f)]
         for name in missing:
             try:

@@ -7,24 +7,22 @@ host, and fail or kill them at every call.
 
 from __future__ import annotations
 
-import ctypes
 import errno
 import os
 import stat
-import struct
 import time
 from collections.abc import Callable
 
 from vsrtune.attach import overlays
 from vsrtune.attach.libvirt_hotplug import LiveDomains
 from vsrtune.attach.plan.clone_model import File
-from vsrtune.attach.plan.steps import MadeDevice
+from vsrtune.attach.plan.steps import EVERY_QUEUE, NAPI_KIND, UPLINK, MadeDevice
 from vsrtune.host import netlink
-from vsrtune.host.ethtool import control, ioctl, private_flags
 from vsrtune.host.libvirt import DEFAULT_URI
 from vsrtune.model.host import Link
 
-_SPFLAGS = 0x28
+# The attributes that are flags (docs/kmod.md), by name.
+_ATTRIBUTES = {EVERY_QUEUE: "every_queue", UPLINK: "uplink"}
 
 
 class LiveHost(LiveDomains):
@@ -80,21 +78,23 @@ class LiveHost(LiveDomains):
         netlink.request("set", index=index, txqlen=queue)
 
     def flag(self, name: str, flag: str) -> bool:
-        """Whether a private flag of a device is on."""
-        return private_flags(name).get(flag, False)
+        """Whether a flag of a device of ours is on."""
+        return bool(self._flag(name, flag))
 
     def set_flag(self, name: str, flag: str) -> None:
-        """Set a private flag and leave the others; EOPNOTSUPP when the loaded module does not
-        have it."""
-        flags = private_flags(name)
-        if flag not in flags:
+        """Set a flag of a device of ours. Raises OSError: EOPNOTSUPP when the loaded module does
+        not have it, and nothing was asked of it."""
+        if self._flag(name, flag) is None:
             code = errno.EOPNOTSUPP
-            raise OSError(code, os.strerror(code), f"private flag {flag} of {name}")
-        flags[flag] = True
-        bits = sum(value << bit for bit, value in enumerate(flags.values()))
-        request = ctypes.create_string_buffer(struct.pack("=II", _SPFLAGS, bits), 8)
-        with control() as channel:
-            ioctl(channel, name, request)
+            raise OSError(code, os.strerror(code), f"attribute {flag} of {name}")
+        given = {f"napi_macvlan_{_ATTRIBUTES[flag]}": 1}
+        netlink.request("set", ifname=name, kind=NAPI_KIND, **given)
+
+    def _flag(self, name: str, flag: str) -> bool | None:
+        """None when the loaded module does not tell: it is older, and ignores what it does not
+        know."""
+        link = netlink.link(name)
+        return getattr(link, _ATTRIBUTES[flag]) if link is not None else None
 
     def file_there(self, path: str) -> bool:
         """Whether there is a file of that name."""

@@ -168,7 +168,7 @@ def shared_devices(case: Case) -> Iterable[Finding]:
         if interface.kind is NicKind.NAPI_MACVTAP:
             yield info(
                 f"{told}: they find all their neighbours only with its flag every-queue",
-                f"ethtool --show-priv-flags {interface.target}; `vsrtune group` keeps it on",
+                "`vsrtune group` keeps it on; docs/kmod.md, Attributes, says how to read it",
                 f"interface index {ifindex}",
             )
         else:

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""``ethtool -S`` and ``--show-priv-flags`` of this host: a driver's own statistics and flags by
-name.
+"""``ethtool -S`` of this host: a driver's own statistics by name.
 
 Ioctls of include/uapi/linux/ethtool.h. pyroute2 has none of them for statistics in the releases
 that Debian ships.
@@ -19,9 +18,7 @@ _SIOCETHTOOL = 0x8946
 _GSTRINGS = 0x1B
 _GSTATS = 0x1D
 _GSSET_INFO = 0x37
-_GPFLAGS = 0x27
 _SS_STATS = 1
-_SS_PRIV_FLAGS = 2
 
 _STRING = 32
 _VALUE = 8
@@ -62,27 +59,6 @@ def statistics(device: str) -> dict[str, int]:
             if named == valued == count:
                 return parse_statistics(names[: named * _STRING], values[: valued * _VALUE])
     raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN), f"statistics of {device}")
-
-
-def private_flags(device: str) -> dict[str, bool]:
-    """The device's private flags in the order of their bits, empty when its driver has
-    none. Raises OSError: ENODEV when there is no such device."""
-    with control() as channel:
-        count = _count(channel, device, _SS_PRIV_FLAGS)
-        if not count:
-            return {}
-        strings = (_GSTRINGS, _SS_PRIV_FLAGS, count)
-        named, names = _ask(channel, device, strings, count * _STRING)
-        request = ctypes.create_string_buffer(struct.pack("=II", _GPFLAGS, 0), 8)
-        ioctl(channel, device, request)
-        (bits,) = struct.unpack_from("=I", request.raw, 4)
-    return parse_flags(names[: min(named, count) * _STRING], bits)
-
-
-def parse_flags(names: bytes, bits: int) -> dict[str, bool]:
-    """The flags in names of 32 bytes each, ended by NUL, and one bit for each."""
-    values = b"".join(struct.pack("=Q", bits >> n & 1) for n in range(len(names) // _STRING))
-    return {name: bool(value) for name, value in parse_statistics(names, values).items()}
 
 
 def _count(channel: socket.socket, device: str, strings: int) -> int:

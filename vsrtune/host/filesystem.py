@@ -11,7 +11,7 @@ from itertools import islice
 from typing import Protocol
 
 from vsrtune.core.errors import ObserveError
-from vsrtune.host import ethtool
+from vsrtune.host import ethtool, netlink
 from vsrtune.host.scheduler import sched_getattr
 from vsrtune.model.guest import Sched
 
@@ -70,6 +70,10 @@ class HostRoot(Protocol):
         """``ethtool -S``: a driver's statistics by name, empty when it has none. Raises OSError:
         ENODEV when the device is gone."""
 
+    def napi_thread(self, device: str) -> int | None:
+        """The NAPI thread of a device, 0 when it has none; None when its driver does not tell, or
+        the device is gone. Raises OSError as netlink.link does."""
+
     def qmp_vcpus(self, pid: int, socket: str, timeout: float) -> dict[int, int]:
         """QMP ``query-cpus-fast`` of a QEMU: vcpu number to tid. The request goes to process
         ``pid`` only. ``timeout`` limits, in seconds, the connection and the exchange each. Raises
@@ -118,6 +122,10 @@ class LiveRoot(HostRoot):
 
     def ethtool_statistics(self, device: str) -> dict[str, int]:
         return ethtool.statistics(device)
+
+    def napi_thread(self, device: str) -> int | None:
+        link = netlink.link(device)
+        return link.napi_thread if link is not None else None
 
     def qmp_vcpus(self, pid: int, socket: str, timeout: float) -> dict[int, int]:
         # Imported here: asyncio and the QMP library are slow to load, and most

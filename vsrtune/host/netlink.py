@@ -24,6 +24,13 @@ from vsrtune.model.host import Link
 # Of include/uapi/linux/if_link.h: their IFLA_INFO_DATA are the attributes of macvlan. pyroute2
 # knows no kinds out of the kernel's tree, and calls the attributes of macvtap by other names.
 _MACVLAN_KINDS = ("macvlan", "macvtap", "napi_macvlan", "napi_macvtap")
+# Of kmod/include/uapi/linux/napi_macvlan.h, from number 24 on.
+_FIRST_OF_OURS = 24
+_OURS = (
+    ("IFLA_NAPI_MACVLAN_EVERY_QUEUE", "uint8"),
+    ("IFLA_NAPI_MACVLAN_UPLINK", "uint8"),
+    ("IFLA_NAPI_MACVLAN_THREAD", "uint32"),
+)
 _ETHERNET = 1  # ARPHRD_ETHER
 _IFF_UP = 1
 _LONGEST_NAME = 15
@@ -62,7 +69,8 @@ def link(name: str) -> Link | None:
 
 def request(command: str, **attributes: Any) -> tuple[Link, ...]:
     """Send one request, a ``command`` of pyroute2's ``IPRoute.link``, and return the links of the
-    answer. The mode of every macvlan kind is ``macvlan_mode``.
+    answer. The mode of every macvlan kind is ``macvlan_mode``; the attributes of our module begin
+    with ``napi_macvlan_``.
 
     Raises OSError with the kernel's errno, and the kernel's own words in the text; EAGAIN when
     devices came or went during a dump.
@@ -89,7 +97,9 @@ def _route() -> Any:
     from pyroute2.netlink import NLM_F_ACK, nla
     from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
-    names = ("IFLA_MACVLAN_UNSPEC", "none"), ("IFLA_MACVLAN_MODE", "uint32")
+    # pyroute2 finds what a request names only in a map without gaps.
+    between = ((f"IFLA_MACVLAN_{number}", "hex") for number in range(2, _FIRST_OF_OURS))
+    names = ("IFLA_MACVLAN_UNSPEC", "none"), ("IFLA_MACVLAN_MODE", "uint32"), *between, *_OURS
     data = type("macvlan_data", (nla,), {"prefix": "IFLA_", "nla_map": names})
     ifinfmsg.ifinfo.register_link_kind(module=dict.fromkeys(_MACVLAN_KINDS, data))
 
@@ -161,7 +171,15 @@ def parse_link(message: Any) -> Link:
         mtu=message.get_attr("IFLA_MTU", 0),
         queue=message.get_attr("IFLA_TXQLEN", 0),
         up=bool(message["flags"] & _IFF_UP),
+        every_queue=_flag(data, "IFLA_NAPI_MACVLAN_EVERY_QUEUE"),
+        uplink=_flag(data, "IFLA_NAPI_MACVLAN_UPLINK"),
+        napi_thread=data.get_attr("IFLA_NAPI_MACVLAN_THREAD") if data else None,
     )
+
+
+def _flag(data: Any, name: str) -> bool | None:
+    value = data.get_attr(name) if data else None
+    return None if value is None else bool(value)
 
 
 def _text(value: str | bytes | None) -> str:

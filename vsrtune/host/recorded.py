@@ -35,9 +35,9 @@ class Answers:
     """Answers of a host by path: texts of files, names in directories, targets of links, names of
     errors, paths that exist and were not read, and stat(2) of files.
 
-    ``sched`` is by tid, ``ethtool`` by device, ``qmp`` by pid: vcpu number to tid,
-    or why there was no answer. A path without ``stats`` is root's,
-    and only root may write it.
+    ``sched`` is by tid, ``ethtool`` and ``napi`` (the thread that its driver tells) by device,
+    ``qmp`` by pid: vcpu number to tid, or why there was no answer. A path without ``stats`` is
+    root's, and only root may write it.
     """
 
     texts: dict[str, str] = field(default_factory=dict)
@@ -48,6 +48,7 @@ class Answers:
     stats: dict[str, FileStat] = field(default_factory=dict)
     sched: dict[str, Sched] = field(default_factory=dict)
     ethtool: dict[str, dict[str, int]] = field(default_factory=dict)
+    napi: dict[str, int] = field(default_factory=dict)
     qmp: dict[str, str | dict[str, int]] = field(default_factory=dict)
 
 
@@ -198,6 +199,9 @@ class RecordedRoot(HostRoot):
         if statistics is None:
             raise _error(errno.ENODEV, device)
         return dict(statistics)
+
+    def napi_thread(self, device: str) -> int | None:
+        return self.answers.napi.get(device)
 
     def qmp_vcpus(self, pid: int, socket: str, timeout: float) -> dict[int, int]:
         del timeout  # there is nobody to wait for

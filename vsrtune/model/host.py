@@ -181,7 +181,11 @@ def mode_name(number: int) -> str:
 class Link:
     """One network device. ``kind`` is that of `ip -d link` ("" for hardware), ``lower`` the index
     of the device below it (0: none, or in another namespace), ``master`` that of its bridge or
-    bond (0: none), ``mode`` as in MODES (0: none), ``queue`` its txqueuelen in frames."""
+    bond (0: none), ``mode`` as in MODES (0: none), ``queue`` its txqueuelen in frames.
+
+    ``every_queue``, ``uplink`` and ``napi_thread`` are attributes of our module's devices
+    (docs/kmod.md): None when the device or the loaded module has none, ``napi_thread`` also while
+    a thread begins or ends."""
 
     index: int
     name: str
@@ -193,3 +197,6 @@ class Link:
     mtu: int = 0
     queue: int = 0
     up: bool = False
+    every_queue: bool | None = None
+    uplink: bool | None = None
+    napi_thread: int | None = None

@@ -44,7 +44,6 @@ class TapCounters:
     NIC, a sibling, broadcast and multicast, and copies for all queues but one where several guests
     share the device. ``rx_diverted`` counts frames received for a stalled queue and given to
     another. ``queue_high_water`` is the most frames that waited in the device's own queue.
-    ``napi_thread_tid`` is the kernel thread of the device's own NAPI, 0 when it is not threaded.
     """
 
     rx_received: int | None = None
@@ -65,7 +64,6 @@ class TapCounters:
     tx_packets_lower: int | None = None
     tx_to_sibling: int | None = None
     tx_dropped: int | None = None
-    napi_thread_tid: int | None = None
     queues: tuple[QueueCounters, ...] = ()
 
     @property

@@ -109,6 +109,12 @@ class RecordingRoot(HostRoot):
         found = self.answers.ethtool[device] = self._root.ethtool_statistics(device)
         return found
 
+    def napi_thread(self, device: str) -> int | None:
+        found = self._root.napi_thread(device)
+        if found is not None:
+            self.answers.napi[device] = found
+        return found
+
     def qmp_vcpus(self, pid: int, socket: str, timeout: float) -> dict[int, int]:
         try:
             vcpus = self._root.qmp_vcpus(pid, socket, timeout)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from vsrtune.host.filesystem import HostRoot
@@ -172,7 +173,7 @@ def read_napi_threads(
     for interface in interfaces:
         if not interface.threaded:
             continue
-        tid, confidence, problem = _tid(interface, named.get(interface.target, ()))
+        tid, confidence, problem = _tid(root, interface, named.get(interface.target, ()))
         thread = read_thread(root, tid, tid) if tid else None
         if thread is not None and thread.kthread and napi_device(thread.name) is not None:
             found.append((thread, interface.target, confidence))
@@ -182,8 +183,10 @@ def read_napi_threads(
     return found, problems
 
 
-def _tid(interface: Interface, named: Sequence[int]) -> tuple[int, Confidence, str]:
-    told = interface.counters.napi_thread_tid if interface.counters is not None else None
+def _tid(root: HostRoot, interface: Interface, named: Sequence[int]) -> tuple[int, Confidence, str]:
+    told = None
+    with suppress(OSError):
+        told = root.napi_thread(interface.target)
     if told is not None:
         return told, Confidence.EXACT, "" if told else "the module says it has no thread"
     if len(named) == 1:

@@ -20,6 +20,7 @@ from pyroute2.netlink import nla
 from pyroute2.netlink.rtnl.ifinfmsg import ifinfmsg
 
 from vsrtune.host import netlink
+from vsrtune.model.host import Link
 
 MODULE = "napi_macvlan"
 NET = Path("/sys/class/net")
@@ -27,6 +28,9 @@ PRIVATE, VEPA, BRIDGE, PASSTHRU = 1, 2, 4, 8
 BROADCAST = "ff:ff:ff:ff:ff:ff"
 # For local experiments (IEEE 802): no protocol of the kernel receives or answers it.
 ETHERTYPE = b"\x88\xb5"
+
+# The helper of the module's own suite, for other namespaces.
+FRAMES = ("python3", "-B", "/run/lab/kmod-tests/frames.py")
 
 _MACS = itertools.count(1)
 _TUNSETIFF, _IFF_TAP, _IFF_NO_PI, _IFF_MULTI_QUEUE = 0x400454CA, 0x2, 0x1000, 0x100
@@ -46,6 +50,10 @@ def _register_queue_length() -> None:
             ("IFLA_MACVLAN_MODE", "uint32"),
             *((f"IFLA_MACVLAN_{number}", "hex") for number in range(2, 7)),
             ("IFLA_MACVLAN_BC_QUEUE_LEN", "uint32"),
+            *((f"IFLA_MACVLAN_{number}", "hex") for number in range(8, 24)),
+            ("IFLA_NAPI_MACVLAN_EVERY_QUEUE", "uint8"),
+            ("IFLA_NAPI_MACVLAN_UPLINK", "uint8"),
+            ("IFLA_NAPI_MACVLAN_THREAD", "uint32"),
         )
 
     kinds = (MODULE, "napi_macvtap", "macvlan", "macvtap")
@@ -60,6 +68,8 @@ def link(
     mode: int | None = None,
     queue: int | None = None,
     mac: str | None = None,
+    every_queue: bool | None = None,
+    uplink: bool | None = None,
     change: bool = False,
 ) -> None:
     """Make a device, or ``change`` one, through rtnetlink: iproute2 passes no mode to a kind
@@ -67,7 +77,13 @@ def link(
     if mac is None and not change and mode != PASSTHRU:
         mac = new_mac()
     _register_queue_length()
-    optional = {"macvlan_mode": mode, "macvlan_bc_queue_len": queue, "address": mac}
+    optional = {
+        "macvlan_mode": mode,
+        "macvlan_bc_queue_len": queue,
+        "address": mac,
+        "napi_macvlan_every_queue": every_queue,
+        "napi_macvlan_uplink": uplink,
+    }
     netlink.request(
         "set" if change else "add",
         kind=kind,
@@ -75,6 +91,36 @@ def link(
         link=socket.if_nametoindex(lower),
         **{key: value for key, value in optional.items() if value is not None},
     )
+
+
+def set_flag(name: str, flag: str, on: bool) -> None:
+    """Set an attribute of a napi_macvtap, every-queue or uplink. Raises OSError with the kernel's
+    errno."""
+    change(name, **{f"napi_macvlan_{flag.replace('-', '_')}": int(on)})
+
+
+def change(name: str, **attributes: int) -> None:
+    """Set attributes of a napi_macvtap, by pyroute2's names. Raises OSError."""
+    _register_queue_length()
+    netlink.request("set", kind="napi_macvtap", ifname=name, **attributes)
+
+
+def told(name: str) -> Link:
+    """What route netlink says of a device."""
+    _register_queue_length()
+    found = netlink.link(name)
+    assert found is not None, f"there is no {name}"
+    return found
+
+
+def flags(name: str) -> dict[str, bool | None]:
+    """Those two attributes."""
+    return {"every-queue": told(name).every_queue, "uplink": told(name).uplink}
+
+
+def napi_thread(name: str) -> int | None:
+    """Its NAPI thread, 0 without; None while the kernel makes or ends one."""
+    return told(name).napi_thread
 
 
 def new_mac() -> str:
@@ -193,7 +239,7 @@ def kept_from_its_cpu(device: str) -> Iterator[None]:
     where a thread of a higher class does not let it run."""
     cpu = labhelp.lab_cpus() - 1
     (NET / device / "threaded").write_text("1")
-    thread = labhelp.wait_for(lambda: counters(device)["napi_thread_tid"], "it has a thread", 20)
+    thread = labhelp.wait_for(lambda: napi_thread(device), "it has a thread", 20)
     os.sched_setaffinity(thread, {cpu})
     pid = os.fork()
     if pid == 0:
@@ -227,4 +273,4 @@ def complaints(since: str) -> list[str]:
 
 
 def _frames(*words: str) -> str:
-    return labhelp.sh("python3", "-B", "/run/lab/kmod-tests/frames.py", *words).stdout
+    return labhelp.sh(*FRAMES, *words).stdout

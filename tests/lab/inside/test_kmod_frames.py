@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Iterator
@@ -148,15 +149,12 @@ def ip6(following: int) -> bytes:
 
 
 def flags(name: str, on: bool, flag: str = "every-queue") -> bool:
-    """Set a private flag; whether that was accepted."""
-    words = ("ethtool", "--set-priv-flags", name, flag, "on" if on else "off")
-    return labhelp.sh(*words, check=False).returncode == 0
-
-
-def shown_flags(name: str) -> dict[str, str]:
-    """What ethtool says of the private flags."""
-    lines = labhelp.sh("ethtool", "--show-priv-flags", name).stdout.splitlines()[1:]
-    return {flag.strip(): value.strip() for flag, value in (x.split(":") for x in lines)}
+    """Set an attribute; whether that was accepted."""
+    try:
+        kmodhelp.set_flag(name, flag, on)
+    except OSError:
+        return False
+    return True
 
 
 def test_what_every_member_needs_goes_to_every_queue(wire: tuple[str, str]) -> None:
@@ -166,7 +164,7 @@ def test_what_every_member_needs_goes_to_every_queue(wire: tuple[str, str]) -> N
         up(name)
     assert not flags("na", on=True), "a device without queues has no such flag"
     to, source = kmodhelp.mac_of("nt"), kmodhelp.mac_of(far)
-    assert shown_flags("nt") == {"every-queue": "off", "uplink": "off"}
+    assert kmodhelp.flags("nt") == {"every-queue": False, "uplink": False}
     special = discovery(to, source)
     with tap_queue("nt") as first:
         assert flags("nt", on=True)
@@ -239,11 +237,11 @@ def test_an_uplink_hears_what_siblings_send_to_nobody(lower: str) -> None:  # no
     assert not flags("na", on=True, flag="uplink"), "only a napi_macvtap can be one"
     assert flags("nh", on=True, flag="uplink"), "also while it is down"
     assert flags("nh", on=True, flag="uplink")
-    assert shown_flags("nh") == {"every-queue": "off", "uplink": "on"}
-    busy = labhelp.sh("ethtool", "--set-priv-flags", "nt", "uplink", "on", check=False)
-    assert busy.returncode != 0
-    assert "busy" in busy.stderr
-    assert shown_flags("nt") == {"every-queue": "off", "uplink": "off"}
+    assert kmodhelp.flags("nh") == {"every-queue": False, "uplink": True}
+    with pytest.raises(OSError, match="another device") as busy:
+        kmodhelp.set_flag("nt", "uplink", on=True)
+    assert busy.value.errno == errno.EBUSY
+    assert kmodhelp.flags("nt") == {"every-queue": False, "uplink": False}
     up("na", "nt")
     nobody, total = "02:00:00:00:fe:01", 0
 

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import kmodhelp
 import labhelp
 import pytest
 from labhelp import LabGuest
@@ -22,7 +23,6 @@ from test_attach import LEDGER, forwards, picture
 from test_pvr import group
 
 from vsrtune.execute.ledger import read_pending
-from vsrtune.host.ethtool import private_flags
 
 GROUPS = Path("/etc/vsrtune/groups")
 GROUP = """\
@@ -88,7 +88,7 @@ def staged(guests: list[LabGuest]) -> Iterator[list[LabGuest]]:
 
 
 def uplink(name: str) -> bool:
-    return private_flags(name)["uplink"]
+    return bool(kmodhelp.flags(name)["uplink"])
 
 
 def ends(links: str, routers: int) -> list[str]:
@@ -143,7 +143,7 @@ def test_created_and_deleted_all_is_as_it_was(staged: list[LabGuest], links: str
     for number in range(1, len(routers) + 1):
         loads(group("rules", "edge", "--routers", str(number)), 2 + inner)
     # Somebody takes one away, flag and all; the next look brings it back.
-    labhelp.sh("ethtool", "--set-priv-flags", f"edge-1{ends(links, 1)[0]}", "uplink", "off")
+    kmodhelp.set_flag(f"edge-1{ends(links, 1)[0]}", "uplink", on=False)
     if len(routers) > 1:
         group("drain", "edge", routers[0].name)
         assert group("rules", "edge") == group("rules", "edge", "--without", routers[0].name)
@@ -212,7 +212,7 @@ def test_after_a_boot_all_are_where_they_were(staged: list[LabGuest]) -> None:
     assert everything(staged) == created
     assert uplink("edge-1b1")
     labhelp.start()
-    labhelp.sh("ethtool", "--set-priv-flags", "edge-1b1", "uplink", "off")
+    kmodhelp.set_flag("edge-1b1", "uplink", on=False)
     labhelp.wait_for(lambda: uplink("edge-1b1"), "the daemon sets the flag again", 90)
     labhelp.stop()
 

@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import hoststate
+import kmodhelp
 import labhelp
 import pvrhelp
 import pytest
@@ -205,7 +206,7 @@ def test_a_flow_and_its_replies_take_one_member(edge: list[LabGuest]) -> None:
 def test_without_the_flag_neighbours_are_lost(edge: list[LabGuest]) -> None:
     """Why there is the flag: all answers of ARP have one hash, so one member hears none."""
     for name in SHARED:
-        labhelp.sh("ethtool", "--set-priv-flags", name, "every-queue", "off")
+        kmodhelp.set_flag(name, "every-queue", on=False)
     results = pvrhelp.both_ways(edge[0].index, NEIGHBOURS, count=1600, rate=400, seed=3)
     for way, result in zip(("in to out", "out to in"), results, strict=True):
         lost = {result.sent[n][1] for n in result.lost}
@@ -214,7 +215,7 @@ def test_without_the_flag_neighbours_are_lost(edge: list[LabGuest]) -> None:
     assert not any(map(pvrhelp.few_lost, results))
     # Put on again, all are found.
     for name in SHARED:
-        labhelp.sh("ethtool", "--set-priv-flags", name, "every-queue", "on")
+        kmodhelp.set_flag(name, "every-queue", on=True)
     labhelp.wait_for(lambda: lost_nothing(edge[0]), "all neighbours are found", 60)
 
 
@@ -353,8 +354,7 @@ def test_the_daemon_tunes_the_workers_of_all_members(
 
     labhelp.wait_for(lambda: untuned() == [], "all members are tuned", 60)
     # Somebody clears the flag: the daemon sets it again.
-    labhelp.sh("ethtool", "--set-priv-flags", "edge-in", "every-queue", "off")
-    shown = ("ethtool", "--show-priv-flags", "edge-in")
-    labhelp.wait_for(lambda: "on" in labhelp.sh(*shown).stdout.split(), "the flag is back", 90)
+    kmodhelp.set_flag("edge-in", "every-queue", on=False)
+    labhelp.wait_for(lambda: kmodhelp.flags("edge-in")["every-queue"], "the flag is back", 90)
     labhelp.stop()
     assert lost_nothing(edge[0])

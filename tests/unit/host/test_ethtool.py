@@ -7,8 +7,7 @@ import struct
 
 import pytest
 
-from vsrtune.attach.host import LiveHost
-from vsrtune.host.ethtool import parse_flags, parse_statistics, private_flags, statistics
+from vsrtune.host.ethtool import parse_statistics, statistics
 
 
 def test_names_end_at_nul_and_values_are_64_bits() -> None:
@@ -21,26 +20,12 @@ def test_names_end_at_nul_and_values_are_64_bits() -> None:
     }
 
 
-def test_flags_are_bits_in_the_order_of_their_names() -> None:
-    names = b"every-queue".ljust(32, b"\0") + b"other".ljust(32, b"\0")
-    assert parse_flags(names, 0b01) == {"every-queue": True, "other": False}
-    assert parse_flags(names, 0b10) == {"every-queue": False, "other": True}
-    assert parse_flags(b"", 0) == {}
-
-
 @pytest.mark.parametrize("name", ["nosuchdevice", "a-name-that-is-too-long"])
 def test_a_device_that_is_not_there(name: str) -> None:
     with pytest.raises(OSError, match=name) as caught:
         statistics(name)
     assert caught.value.errno == errno.ENODEV
-    with pytest.raises(OSError, match=name) as caught:
-        private_flags(name)
-    assert caught.value.errno == errno.ENODEV
 
 
 def test_the_loopback_device_has_none() -> None:
     assert statistics("lo") == {}
-    assert private_flags("lo") == {}
-    with pytest.raises(OSError, match="private flag every-queue of lo") as caught:
-        LiveHost().set_flag("lo", "every-queue")
-    assert caught.value.errno == errno.EOPNOTSUPP

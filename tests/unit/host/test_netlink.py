@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import errno
+import re
 import struct
 import subprocess
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import pytest
 from pyroute2 import config
 from pyroute2.netlink.rtnl.marshal import MarshalRtnl
 
 from vsrtune.attach.host import LiveHost
-from vsrtune.attach.plan.steps import MadeDevice
+from vsrtune.attach.plan.steps import EVERY_QUEUE, UPLINK, MadeDevice
 from vsrtune.host import netlink
 from vsrtune.host.netlink import LinkMonitor, parse_link, request
 from vsrtune.model.host import Link
@@ -49,16 +51,15 @@ def parsed(body: bytes) -> Link:
     return parse_link(found)
 
 
-def our_kind(mode: int) -> bytes:
+def our_kind(mode: int, *more: bytes) -> bytes:
+    data = attribute(2, attribute(1, u32(mode)) + b"".join(more))
     return link(
         attribute(IFNAME, b"nvt1\0"),
         attribute(LINK, u32(2)),
         attribute(MTU, u32(1500)),
         attribute(TXQLEN, u32(500)),
         attribute(ADDRESS, bytes.fromhex("0200000000aa")),
-        attribute(
-            LINKINFO, attribute(1, b"napi_macvtap\0") + attribute(2, attribute(1, u32(mode)))
-        ),
+        attribute(LINKINFO, attribute(1, b"napi_macvtap\0") + data),
     )
 
 
@@ -67,6 +68,20 @@ def our_kind(mode: int) -> bytes:
 def test_a_link_of_our_kind(mode: int) -> None:
     expected = Link(7, "nvt1", "napi_macvtap", 2, 0, mode, "02:00:00:00:00:aa", 1500, 500, True)
     assert parsed(our_kind(mode)) == expected
+
+
+def test_attributes_of_our_module() -> None:
+    found = parsed(our_kind(4, attribute(24, b"\0"), attribute(25, b"\1"), attribute(26, u32(70))))
+    assert (found.every_queue, found.uplink, found.napi_thread) == (False, True, 70)
+    older = parsed(our_kind(4))
+    assert (older.every_queue, older.uplink, older.napi_thread) == (None, None, None)
+
+
+def test_numbers_are_those_of_the_header() -> None:
+    header = Path(__file__).parents[3] / "kmod/include/uapi/linux/napi_macvlan.h"
+    named = re.findall(r"^\t(IFLA_\w+)(?: = (\d+))?,$", header.read_text(), re.MULTILINE)
+    assert int(named[0][1]) == netlink._FIRST_OF_OURS
+    assert [name for name, _ in named] == [name for name, _ in netlink._OURS]
 
 
 def test_a_lower_device_of_another_namespace_is_none_of_ours() -> None:
@@ -181,6 +196,25 @@ def test_what_is_asked_of_the_kernel(
     ]
     assert all(part in asked for part in parts)
     assert len(asked) == 32 + sum(map(len, parts))
+
+
+def test_a_flag_is_set_by_its_attribute(kernel: type[Kernel]) -> None:
+    off = message(NEWLINK, our_kind(4, attribute(24, b"\0"), attribute(25, b"\1")))
+    kernel.answers = [[off], [off], [off], [ACKNOWLEDGED]]
+    host = LiveHost()
+    assert (host.flag("nvt1", EVERY_QUEUE), host.flag("nvt1", UPLINK)) == (False, True)
+    host.set_flag("nvt1", EVERY_QUEUE)
+    data = attribute(2, attribute(24, b"\1"))
+    assert attribute(LINKINFO, attribute(1, b"napi_macvtap\0") + data) in kernel.requests[-1]
+
+
+def test_an_older_module_is_asked_for_nothing(kernel: type[Kernel]) -> None:
+    """It ignores attributes that it does not know, and says that all went well."""
+    kernel.answers = [[message(NEWLINK, our_kind(4))]]
+    with pytest.raises(OSError, match="attribute uplink of nvt1") as refused:
+        LiveHost().set_flag("nvt1", UPLINK)
+    assert refused.value.errno == errno.EOPNOTSUPP
+    assert len(kernel.requests) == 1
 
 
 def test_a_warning_is_no_error(kernel: type[Kernel]) -> None:

@@ -10,19 +10,19 @@ from planning_samples import napi_macvtap
 from vsrtune.host.netdev import NetReader
 from vsrtune.host.procfs import PF_KTHREAD, napi_device
 from vsrtune.model.guest import Confidence, Guest, Interface, NicKind, Role
-from vsrtune.model.module_counters import TapCounters
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe.observer import Observer
 from vsrtune.observe.qemu_processes import ProcessTable
 from vsrtune.observe.tap_backends import read_napi_threads
 
-
-def threaded(tid: int | None) -> Interface:
-    return napi_macvtap(0, threaded=1, counters=TapCounters(napi_thread_tid=tid))
+THREADED = napi_macvtap(0, threaded=1)
 
 
-def host(threads: Mapping[int, str]) -> HostTree:
+def host(threads: Mapping[int, str], told: int | None = None) -> HostTree:
+    """A host with these threads, whose module tells that one of the device."""
     tree = HostTree().host()
+    if told is not None:
+        tree.answers.napi[THREADED.target] = told
     for tid, name in threads.items():
         tree.thread(tid, tid, name, ppid=2, flags=PF_KTHREAD, cgroup="/")
     return tree
@@ -50,30 +50,30 @@ def test_the_name_of_a_thread_tells_its_device() -> None:
 
 
 def test_the_module_names_the_thread_whatever_it_is_called() -> None:
-    tree = host({70: "napi/nvt0-1", 71: "napi/nvt0-2", 72: "napi/oldname-3"})
-    assert found(tree, threaded(72)) == [(72, "nvt0", Confidence.EXACT)]
+    tree = host({70: "napi/nvt0-1", 71: "napi/nvt0-2", 72: "napi/oldname-3"}, told=72)
+    assert found(tree, THREADED) == [(72, "nvt0", Confidence.EXACT)]
 
 
 def test_a_module_that_does_not_tell_leaves_the_name() -> None:
     tree = host({70: "napi/nvt0-8193", 71: "napi/nvt00-8194"})
-    assert found(tree, threaded(None)) == [(70, "nvt0", Confidence.ORDER)]
+    assert found(tree, THREADED) == [(70, "nvt0", Confidence.ORDER)]
 
 
 def test_a_name_that_two_threads_have_is_not_believed() -> None:
     tree = host({70: "napi/nvt0-1", 71: "napi/nvt0-2"})
-    assert "threads 70, 71 all have its name" in problem(tree, threaded(None))
+    assert "threads 70, 71 all have its name" in problem(tree, THREADED)
 
 
 def test_a_process_of_such_a_name_is_no_thread_of_the_kernel() -> None:
-    tree = host({})
-    tree.thread(70, 70, "napi/nvt0-1")
-    assert "no thread has its name" in problem(tree, threaded(None))
-    assert "thread 70 is no NAPI thread now" in problem(tree, threaded(70))
+    for told, said in ((None, "no thread has its name"), (70, "thread 70 is no NAPI thread now")):
+        tree = host({}, told)
+        tree.thread(70, 70, "napi/nvt0-1")
+        assert said in problem(tree, THREADED)
 
 
 def test_a_thread_that_has_ended() -> None:
-    assert "thread 99 is no NAPI thread now" in problem(host({}), threaded(99))
-    assert "the module says it has no thread" in problem(host({}), threaded(0))
+    assert "thread 99 is no NAPI thread now" in problem(host({}, told=99), THREADED)
+    assert "the module says it has no thread" in problem(host({}, told=0), THREADED)
 
 
 def test_without_threaded_napi_no_thread_counts() -> None:
@@ -202,7 +202,7 @@ def test_guests_that_share_a_device() -> None:
     tree = HostTree().host()
     tree.thread(70, 70, "napi/nvt1-8193", ppid=2, flags=PF_KTHREAD, cgroup="/")
     tree.napi_macvtap(
-        "nvt1", 8, "p0", threaded=1, napi_thread_tid=70, tapq0_worker_tid=51, tapq1_worker_tid=61
+        "nvt1", 8, "p0", threaded=1, napi_thread=70, tapq0_worker_tid=51, tapq1_worker_tid=61
     )
     plain_guest(tree, 50, "vr1", ("nvt1", 8))
     plain_guest(tree, 60, "vr2", ("nvt1", 8))
@@ -217,7 +217,7 @@ def test_guests_that_share_a_device() -> None:
 def test_the_napi_thread_is_one_of_the_guests_threads() -> None:
     tree = HostTree().host()
     tree.thread(70, 70, "napi/nvt1-8193", ppid=2, flags=PF_KTHREAD, cgroup="/", allowed="2")
-    tree.napi_macvtap("nvt1", 8, "p0", threaded=1, napi_thread_tid=70)
+    tree.napi_macvtap("nvt1", 8, "p0", threaded=1, napi_thread=70)
     plain_guest(tree, 50, "vr1", ("nvt1", 8))
     (thread,) = only(tree).by_role(Role.NAPI)
     assert (thread.key.pid, thread.key.tid, thread.name) == (70, 70, "napi/nvt1-8193")

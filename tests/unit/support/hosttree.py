@@ -86,13 +86,21 @@ class HostTree:
         return self
 
     def napi_macvtap(
-        self, name: str, ifindex: int, lower: str, threaded: int = 0, **counters: int
+        self,
+        name: str,
+        ifindex: int,
+        lower: str,
+        threaded: int = 0,
+        napi_thread: int | None = None,
+        **counters: int,
     ) -> HostTree:
         """Add a device of our kernel module; ``counters`` beside those it always has."""
         self.device(name, ifindex, has=f"napi_macvtap lower_{lower}")
         self.file(f"/sys/devices/virtual/net/{name}/threaded", f"{threaded}\n")
         told = {"rx_received": 0, "rx_dropped_queue_full": 0, **counters}
         self.answers.ethtool[name] = told
+        if napi_thread is not None:
+            self.answers.napi[name] = napi_thread
         return self
 
     def thread(

@@ -119,7 +119,6 @@ def napi_guest() -> Guest:
             queue_high_water=31,
             tx_packets_lower=9,
             tx_dropped=0,
-            napi_thread_tid=170,
             queues=(
                 QueueCounters(0, 104, 100, 4, 500, 9, 102, stalled=0),
                 QueueCounters(1, received=0, worker_tid=0),

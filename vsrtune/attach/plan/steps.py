@@ -15,7 +15,7 @@ from typing import ClassVar
 from vsrtune.attach.plan.clone_model import CloneStep
 
 NAPI_KIND = "napi_macvtap"
-# Its private flags.
+# Its attributes that are on or off.
 EVERY_QUEUE, UPLINK = "every-queue", "uplink"
 
 
@@ -41,7 +41,7 @@ class MadeDevice:
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """Its private flags that are on, as ethtool calls them (docs/kmod.md)."""
+        """Its flags that are on (docs/kmod.md)."""
         flags = ((EVERY_QUEUE, self.every_queue), (UPLINK, self.uplink))
         return tuple(name for name, on in flags if on)
 
