@@ -27,7 +27,7 @@ static void nmv_mistake_freed(void)
 	WRITE_ONCE(bytes[8], 1);
 }
 
-static void nmv_mistake_beyond(void)
+static void nmv_mistake_past_end(void)
 {
 	u8 *bytes = kmalloc(60, GFP_KERNEL);
 
@@ -129,7 +129,7 @@ static const struct {
 	void (*make)(void);
 } nmv_mistakes[] = {
 	{ "freed",	nmv_mistake_freed },
-	{ "beyond",	nmv_mistake_beyond },
+	{ "past-end",	nmv_mistake_past_end },
 	{ "order",	nmv_mistake_order },
 	{ "sleep",	nmv_mistake_sleep },
 	{ "rcu",	nmv_mistake_rcu },

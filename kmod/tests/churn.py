@@ -63,6 +63,8 @@ REFUSED = frozenset(
         errno.ENOMEM, errno.EFAULT,
     )
 )  # fmt: skip
+# Set by main().
+CAN_FAIL = False
 LIBC = ctypes.CDLL(None, use_errno=True)
 
 
@@ -71,16 +73,47 @@ def checked(result: int) -> None:
         raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
 
 
-def request(kind: int, flags: int, index: int, up: int | None, attributes: bytes) -> None:
-    """One message about a link of this thread's namespace. OSError as the kernel answers."""
+def request(
+    kind: int, flags: int, index: int, up: int | None, attributes: bytes, without: int = 0
+) -> None:
+    """One message about a link of this process's namespace. OSError as the kernel answers. With
+    ``without``, that allocation of memory fails while the kernel does it."""
     state = (0, 0) if up is None else (up, IFF_UP)
     body = struct.pack("=BxHiII", socket.AF_UNSPEC, 0, index, *state) + attributes
     flags |= frames.NLM_F_REQUEST | frames.NLM_F_ACK
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:
-        netlink.send(struct.pack("=IHHII", 16 + len(body), kind, flags, 1, 0) + body)
+        message = struct.pack("=IHHII", 16 + len(body), kind, flags, 1, 0) + body
+        with failing(without):
+            netlink.send(message)
         (error,) = struct.unpack_from("=i", netlink.recv(65536), 16)
     if error:
         raise OSError(-error, os.strerror(-error))
+
+
+@contextlib.contextmanager
+def failing(nth: int) -> Iterator[None]:
+    """Documentation/fault-injection: the nth allocation from here on fails, for this task alone."""
+    if not nth:
+        yield
+        return
+    task = os.open("/proc/thread-self/fail-nth", os.O_RDWR)
+    os.write(task, b"%d" % nth)
+    try:
+        yield
+    finally:
+        os.pwrite(task, b"0", 0)
+        os.close(task)
+
+
+def prepare_failures() -> bool:
+    """Whether this kernel can refuse memory; then also where it may wait for some, and without a
+    word."""
+    failslab = Path("/sys/kernel/debug/failslab")
+    if not failslab.is_dir():
+        return False
+    (failslab / "ignore-gfp-wait").write_text("N")
+    (failslab / "verbose").write_text("0")
+    return True
 
 
 def u32(kind: int, value: int) -> bytes:
@@ -153,7 +186,9 @@ def make(w: World) -> None:
     attributes += frames.attribute(IFLA_ADDRESS, w.random.choice(MACS))
     attributes += frames.attribute(frames.IFLA_LINKINFO, info)
     flags = frames.NLM_F_CREATE | frames.NLM_F_EXCL
-    request(frames.RTM_NEWLINK, flags, NAMES[name], int(w.random.random() < 0.7), attributes)
+    up = int(w.random.random() < 0.7)
+    without = w.random.randrange(1, 100) if CAN_FAIL and w.random.random() < 0.4 else 0
+    request(frames.RTM_NEWLINK, flags, NAMES[name], up, attributes, without)
 
 
 def delete(w: World) -> None:
@@ -452,6 +487,8 @@ def turn(seconds: float, seed: str) -> Counter[tuple[str, str]]:
 
 
 def main(seconds: str, seed: str) -> None:
+    global CAN_FAIL
+    CAN_FAIL = prepare_failures()
     subprocess.run(["modprobe", MODULE], check=True)
     total: Counter[tuple[str, str]] = Counter()
     end, turns = time.monotonic() + float(seconds), 0

@@ -18,7 +18,7 @@ CASES = {
     "null": ("", KERNEL_CRASHED, "BUG: kernel NULL pointer dereference"),
     "warn": ("", KERNEL_WARNED, "WARNING: "),
     "freed": ("kasan", KERNEL_CRASHED, "KASAN: (slab-)?use-after-free in nmv_mistake_freed"),
-    "beyond": ("kasan", KERNEL_CRASHED, "KASAN: slab-out-of-bounds in nmv_mistake_beyond"),
+    "past-end": ("kasan", KERNEL_CRASHED, "KASAN: slab-out-of-bounds in nmv_mistake_past_end"),
     "order": ("kasan", KERNEL_WARNED, "WARNING: possible circular locking dependency"),
     "sleep": ("kasan", KERNEL_CRASHED, "BUG: scheduling while atomic"),
     "rcu": ("kasan", KERNEL_WARNED, "WARNING: suspicious RCU usage"),
