@@ -38,7 +38,7 @@ kmod: ## the kernel module for every supported kernel: build, warnings, sparse, 
 	@tests/lab/lab kmod
 
 kmod-debug: setup ## the module on kernels with KASAN, lockdep and KCSAN (LAB_RANDOM=3600 seconds of random operations each, LAB_SEED)
-	@LAB_MISTAKES=1 LAB_RANDOM=$${LAB_RANDOM:-3600} tests/run tests/lab/test_detectors.py tests/lab/test_lab.py -k "kasan or kcsan or mistake"
+	@LAB_MISTAKES=1 LAB_RANDOM=$${LAB_RANDOM:-3600} tests/run tests/lab/test_detectors.py tests/lab/test_lab.py -k "kasan or kcsan or mistakes"
 
 lab: setup ## real KVM hosts of both Debian releases (LAB=bookworm-veth for one of them)
 	@echo "== lab tests" && tests/run tests/lab $(if $(LAB),-k '$(LAB)')
