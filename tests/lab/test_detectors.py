@@ -13,24 +13,23 @@ from labtool.serial_log import complaints
 from labtool.session import KERNEL_CRASHED, KERNEL_WARNED, SERIAL
 
 LAB = Path(__file__).parent / "lab"
-# In one boot: the kernel that has to notice, how the lab ends, and by mistake an expression for its log.
+# In one boot: the kernel that has to notice, and by mistake an expression for its log.
 # After a wrong order of locks lockdep looks no further, so that comes last.
 CASES = [
-    ("", KERNEL_CRASHED, {"null": "BUG: kernel NULL pointer dereference"}),
-    ("", KERNEL_WARNED, {"warn": "WARNING: .* nmv_mistake_warn"}),
-    ("kasan", KERNEL_CRASHED, {"freed": "KASAN: (slab-)?use-after-free in nmv_mistake_freed"}),
-    ("kasan", KERNEL_CRASHED, {"past-end": "KASAN: slab-out-of-bounds in nmv_mistake_past_end"}),
-    ("kasan", KERNEL_CRASHED, {"sleep": "BUG: scheduling while atomic"}),
+    ("", {"null": "BUG: kernel NULL pointer dereference"}),
+    ("", {"warn": "WARNING: .* nmv_mistake_warn"}),
+    ("kasan", {"freed": "KASAN: (slab-)?use-after-free in nmv_mistake_freed"}),
+    ("kasan", {"past-end": "KASAN: slab-out-of-bounds in nmv_mistake_past_end"}),
+    ("kasan", {"sleep": "BUG: scheduling while atomic"}),
     (
         "kasan",
-        KERNEL_WARNED,
         {
             "rcu": "WARNING: suspicious RCU usage",
             "object": "ODEBUG: free active",
             "order": "WARNING: possible circular locking dependency",
         },
     ),
-    ("kcsan", KERNEL_CRASHED, {"race": "KCSAN: data-race in nmv_racer"}),
+    ("kcsan", {"race": "KCSAN: data-race in nmv_racer"}),
 ]
 LOAD = """modprobe -a tap macvlan
 for mistake; do
@@ -46,14 +45,14 @@ pytestmark = [
 
 
 @pytest.mark.parametrize("release", ["bookworm", "trixie"])
-@pytest.mark.parametrize("case", [pytest.param(c, id=" ".join(c[2])) for c in CASES])
+@pytest.mark.parametrize("case", [pytest.param(c, id=" ".join(c[1])) for c in CASES])
 def test_mistakes_are_reported(
     release: str,
-    case: tuple[str, int, dict[str, str]],
+    case: tuple[str, dict[str, str]],
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    kernel, status, words = case
+    kernel, words = case
     command = [
         str(LAB), "run", "--release", release, "--cpus", "2", "--guests", "0", "--no-install",
         "--share", str(tmp_path), "--timeout", "120", "--quiet-failure",
@@ -66,4 +65,5 @@ def test_mistakes_are_reported(
     for mistake, expected in words.items():
         assert re.search(expected, log), f"{mistake}: {log[-3000:]}"
     assert complaints(log)
-    assert ended == status
+    # What a kernel survives may be noticed after the command has ended.
+    assert ended in (KERNEL_CRASHED, KERNEL_WARNED)
