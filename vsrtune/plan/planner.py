@@ -3,7 +3,7 @@
 
 ``_pipeline`` runs the stages in order: each takes the value of the previous stage and returns
 its own, frozen. Stages refuse guests. If a refusal changes what other guests get (interrupts
-stay where they are, or the guest would have let a thread stand still), ``_make`` runs the
+stay where they are, or the guest would have let a thread stand still), ``judge`` runs the
 pipeline again without these guests.
 
 Invariants (safety/invariants.py checks them on every plan, before it is returned):
