@@ -13,8 +13,9 @@ from vsrtune.execute.errno_table import Operation, told, write_error
 from vsrtune.execute.syscalls import LiveCalls
 from vsrtune.execute.threads import CPUS, HostThread
 from vsrtune.host.cgroupfs import MOUNT
-from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.filesystem import HostRoot, text_of
 from vsrtune.host.procfs import parse_stat
+from vsrtune.model.cpuset_tree import upwards
 from vsrtune.model.guest import ThreadKey
 from vsrtune.model.targets import (
     CgroupDir,
@@ -175,26 +176,17 @@ class Cgroups:
 
     def listed(self, path: str, cpus: CpuSet) -> CpuSet:
         """Those of ``cpus`` that the lists of a cgroup and of all above it permit."""
-        while path:
-            try:
-                text = self._root.read(f"{MOUNT}/{path}/cpuset.cpus").strip()
-            except OSError:
-                text = ""  # without the controller
+        for above in upwards(path):
+            text = text_of(self._root, f"{MOUNT}/{above}/cpuset.cpus")  # None: no controller
             if text:
                 cpus &= CpuSet.parse(text)
-            path = path.rpartition("/")[0]
         return cpus
 
     def partitioned(self, path: str) -> bool:
         """Whether the cgroup, or one above it, is a partition (in force or not)."""
-        while path:
-            try:
-                if self._root.read(f"{MOUNT}/{path}/{PARTITION_FILE}").strip() != "member":
-                    return True
-            except OSError:
-                pass  # without the controller
-            path = path.rpartition("/")[0]
-        return False
+        files = (f"{MOUNT}/{above}/{PARTITION_FILE}" for above in upwards(path))
+        # None: without the controller.
+        return any(text_of(self._root, file) not in ("member", None) for file in files)
 
     def write_partition(self, target: Partition, state: PartitionState) -> None:
         """Make a cgroup a partition or a member again. Raises WriteError with the kernel's reason

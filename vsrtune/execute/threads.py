@@ -8,6 +8,8 @@ follows later widenings as it did before us.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VanishedError, WriteError
 from vsrtune.execute.cpuset_clear import home_of
@@ -16,6 +18,7 @@ from vsrtune.execute.syscalls import LiveCalls
 from vsrtune.host.cgroupfs import MOUNT
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.procfs import Stat, parse_cgroup, parse_stat, parse_status_allowed
+from vsrtune.model.cpuset_tree import upwards
 from vsrtune.model.guest import ThreadKey
 
 CPUS = "/sys/devices/system/cpu"
@@ -91,13 +94,9 @@ class HostThread:
             path = self.cgroup()
         except WriteError:
             return None
-        while path:
-            try:
-                text = self._root.read(f"{MOUNT}/{path}/cpuset.cpus.effective")
-            except FileNotFoundError:
-                path = path.rpartition("/")[0]
-                continue
-            return CpuSet.parse(text)
+        for above in upwards(path):
+            with suppress(FileNotFoundError):
+                return CpuSet.parse(self._root.read(f"{MOUNT}/{above}/cpuset.cpus.effective"))
         return None
 
     def set_affinity(self, cpus: CpuSet) -> None:

@@ -292,16 +292,14 @@ class NetReader:
     def _irq_numbers(self, hardware: str) -> tuple[int, ...]:
         """The MSI vectors; otherwise the one pin interrupt. Those of a virtio device are its PCI
         parent's (drivers/virtio/virtio_pci_common.c)."""
-        parent = posixpath.dirname(hardware)
         virtio = posixpath.basename(hardware).startswith("virtio")
-        for path in (parent,) if virtio else (hardware,):
-            try:
-                listed = self._root.listdir(f"{path}/msi_irqs")
-            except OSError:
-                number = self._number(f"{path}/irq")
-                return (number,) if number else ()
-            return tuple(int(n) for n in listed if n.isdecimal())
-        return ()
+        path = posixpath.dirname(hardware) if virtio else hardware
+        try:
+            listed = self._root.listdir(f"{path}/msi_irqs")
+        except OSError:
+            number = self._number(f"{path}/irq")
+            return (number,) if number else ()
+        return tuple(int(n) for n in listed if n.isdecimal())
 
     def _queues(self, device: Device) -> tuple[NicQueue, ...]:
         """Its queues with the CPUs of RPS and XPS, receive queues first, by number."""

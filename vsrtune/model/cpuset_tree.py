@@ -8,7 +8,7 @@ replace those of one guest, without scanning those of all others.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -40,6 +40,13 @@ class CpusetGroup:
         """True when it is a partition or has exclusive CPUs; cgroups inside it may be special
         too."""
         return bool(self.exclusive) or self.partition != "member"
+
+
+def upwards(path: str) -> Iterator[str]:
+    """The cgroup of that path and those above it, without the root."""
+    while path:
+        yield path
+        path = path.rpartition("/")[0]
 
 
 _path = attrgetter("path")

@@ -21,7 +21,7 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import DATA_PLANE, Guest, NicKind, Thread, ThreadKey
 from vsrtune.model.plan import Action
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.model.targets import Target, ThreadAffinity, VcpuPin
+from vsrtune.model.targets import ThreadAffinity, VcpuPin, pinned_cpus
 
 LEAST_NS = 4_500_000_000
 WINDOWS = 3
@@ -103,14 +103,6 @@ def data_plane(snapshot: Snapshot) -> list[Thread]:
     return [t for g in snapshot.guests for t in g.threads if t.role in DATA_PLANE]
 
 
-def is_move(target: Target, before: object, after: object) -> bool:
-    """Whether a change takes a thread from one CPU to another."""
-    if not isinstance(target, ThreadAffinity | VcpuPin):
-        return False
-    old, new = _cpus(before), _cpus(after)
-    return old is not None and new is not None and moved(old, new)
-
-
 def moved(old: CpuSet, new: CpuSet) -> bool:
     """Whether a thread that was bound to one CPU is now bound to another one."""
     return len(old) == len(new) == 1 and old != new
@@ -118,14 +110,9 @@ def moved(old: CpuSet, new: CpuSet) -> bool:
 
 def moves(actions: Iterable[Action]) -> int:
     """How many actions take a thread from one CPU to another."""
-    return sum(is_move(a.target, a.before, a.after) for a in actions)
-
-
-def _cpus(value: object) -> CpuSet | None:
-    if isinstance(value, CpuSet):
-        return value
-    found = getattr(value, "cpus", None)
-    return found if isinstance(found, CpuSet) else None
+    pins = (a for a in actions if isinstance(a.target, ThreadAffinity | VcpuPin))
+    pairs = ((pinned_cpus(a.before), pinned_cpus(a.after)) for a in pins)
+    return sum(moved(old, new) for old, new in pairs if old is not None and new is not None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 
 from vsrtune.core.cpuset import CpuSet
+from vsrtune.model.cpuset_tree import upwards
 from vsrtune.model.deadline import bandwidth, limit, served_by_kernel
 from vsrtune.model.guest import Role, SchedClass, Thread
 from vsrtune.model.host import Host
@@ -30,6 +31,12 @@ def slices_of(host: Host, targets: Iterable[Target]) -> dict[str, CpuSet]:
     return {group.path: group.effective for group in found if group is not None and group.valid}
 
 
+def within(cgroup: str, path: str) -> bool:
+    """Whether a cgroup is inside the one of that path, such as that of a guest's thread in a
+    slice."""
+    return cgroup.startswith(f"{path}/")
+
+
 def left_beside(host: Host, slices: Collection[str], cgroup: str) -> CpuSet:
     """The CPUs that slices which are root domains leave to a thread of a cgroup: their own to
     those in them, the others to the rest."""
@@ -37,7 +44,7 @@ def left_beside(host: Host, slices: Collection[str], cgroup: str) -> CpuSet:
     for path in slices:
         group = host.cpuset(path)
         if group is not None:
-            inside = cgroup.startswith(f"{path}/")
+            inside = within(cgroup, path)
             cpus = cpus & group.effective if inside else cpus - group.effective
     return cpus
 
@@ -45,12 +52,10 @@ def left_beside(host: Host, slices: Collection[str], cgroup: str) -> CpuSet:
 def root_domain(host: Host, thread: Thread) -> CpuSet | None:
     """The CPUs of the partition, or of the isolated CPU, that a thread is in; None for the root
     domain of all other CPUs."""
-    path = thread.cgroup
-    while path:
+    for path in upwards(thread.cgroup):
         group = host.cpuset(path)
         if group is not None and group.valid:
             return group.effective
-        path = path.rpartition("/")[0]
     return thread.affinity if isolated_alone(host, thread.affinity) else None
 
 

@@ -19,6 +19,7 @@ from vsrtune.model import cpuset_tree as cpuset_groups
 from vsrtune.model.cpuset_tree import CpusetGroup
 from vsrtune.model.guest import Guest, NicKind, Role, SchedClass, WorkerKind
 from vsrtune.model.host import Cpu, Host
+from vsrtune.model.root_domains import within
 from vsrtune.model.snapshot import Problem, Snapshot, SnapshotSlice, Stranger
 from vsrtune.observe.guests import GuestReader, VcpuFinder
 from vsrtune.observe.host import HostReader, ProblemLog, lower_devices
@@ -107,10 +108,7 @@ class ObservationPass:
 
     def host_differs(self) -> bool:
         """Whether the host is another than is known, apart from its guests and their cgroups."""
-        known = self.last
-        if known is None:
-            return True
-        last, guests = known.snapshot.host, known.snapshot.guests
+        last, guests = self._known.snapshot.host, self._known.snapshot.guests
         self.memory.load(last.boot_id)
         problem_log = ProblemLog()
         reader = HostReader(self.root, self._net, self.memory, problem_log)
@@ -193,13 +191,18 @@ class ObservationPass:
 
     # -- some guests
 
+    @property
+    def _known(self) -> ObservationCache:
+        """The result of the pass before. Raises NotAlone without one."""
+        if self.last is None:
+            raise NotAlone
+        return self.last
+
     def some(self, names: frozenset[str], pids: frozenset[int]) -> ObservationCache:
         """Re-read the guests that have these libvirt names or QEMU processes, and the host state
         that depends on them. Raises NotAlone when that does not suffice."""
-        known, virt = self.last, self.virt
-        if known is None or any(p.reader == "libvirt" for p in known.problems):
-            raise NotAlone
-        if names and virt is None:
+        known, virt = self._known, self.virt
+        if any(p.reader == "libvirt" for p in known.problems) or (names and virt is None):
             raise NotAlone
         self.memory.load(known.snapshot.host.boot_id)
         wanted = dict.fromkeys(names)
@@ -212,23 +215,23 @@ class ObservationPass:
                 plain.append(pid)
         last_pid = {h.domain: pid for pid, h in known.held.items()}
         domains = [(virt.domain(n), last_pid.get(n)) for n in wanted] if virt is not None else []
-        processes = self._processes(known, domains, plain)
-        due, vanished = self._due(known, processes, domains, plain)
+        processes = self._processes(domains, plain)
+        due, vanished = self._due(processes, domains, plain)
         for process, domain in due:
             if domain is not None:
                 self.texts[process.pid, process.start_time] = domain
         fresh = [self._read(p, d, processes, known.snapshot.host.online) for p, d in due]
-        return self._joined(known, processes, fresh, vanished, names)
+        return self._joined(processes, fresh, vanished, names)
 
     def _due(
         self,
-        known: ObservationCache,
         processes: Processes,
         domains: list[tuple[DomainText | None, int | None]],
         plain: list[int],
     ) -> tuple[list[tuple[QemuProcess, DomainText | None]], list[CachedQemu]]:
         """The processes to read, each with its domain, and those that are gone. ``domains`` come
         with the pid that they had. Raises NotAlone when other processes came or went."""
+        known = self._known
         vanished: dict[int, CachedQemu] = {}
         due: dict[int, tuple[QemuProcess, DomainText | None]] = {}
         by_pid = {} if processes is known.processes else {p.pid: p for p in processes.qemus}
@@ -258,13 +261,13 @@ class ObservationPass:
 
     def _joined(
         self,
-        known: ObservationCache,
         processes: Processes,
         fresh: list[CachedQemu],
         vanished: list[CachedQemu],
         names: frozenset[str],
     ) -> ObservationCache:
         """The cache with the guests that were re-read and without those that are gone."""
+        known = self._known
         held = dict(known.held)
         before = [held[h.process.pid] for h in fresh if h.process.pid in held] + vanished
         for old in vanished:
@@ -275,7 +278,7 @@ class ObservationPass:
         last = known.snapshot
         guests = listed(held)
         problem_log = ProblemLog()
-        host, partitioned = self._around(known, guests, before, fresh, held, problem_log)
+        host, partitioned = self._around(guests, before, fresh, held, problem_log)
         if problem_log.problems:
             raise NotAlone
         problems = last.problems
@@ -296,16 +299,17 @@ class ObservationPass:
 
     def _processes(
         self,
-        known: ObservationCache,
         domains: list[tuple[DomainText | None, int | None]],
         plain: list[int],
     ) -> Processes:
         """The processes, read again unless the cached ones are known to suffice for these
         guests."""
-        for domain, old in domains:
-            if domain is None or old is None or not self._alone(known.held[old], domain):
-                return self._scan()
-        return self._scan() if plain else known.processes
+        known = self._known
+        alone = (
+            domain is not None and old is not None and self._alone(known.held[old], domain)
+            for domain, old in domains
+        )
+        return known.processes if not plain and all(alone) else self._scan()
 
     def _scan(self) -> Processes:
         return self.table.scan(self.root, self.judge)
@@ -327,7 +331,6 @@ class ObservationPass:
 
     def _around(
         self,
-        known: ObservationCache,
         guests: tuple[Guest, ...],
         before: list[CachedQemu],
         fresh: list[CachedQemu],
@@ -336,9 +339,10 @@ class ObservationPass:
     ) -> tuple[Host, bool]:
         """The host, with the state that depends on the re-read guests brought up to date, and
         whether it has partitions."""
+        known = self._known
         host, partitioned = known.snapshot.host, known.partitioned
         reader = HostReader(self.root, self._net, self.memory, problem_log)
-        cpusets = self._beside(known, before, fresh, held)
+        cpusets = self._beside(before, fresh, held)
         if cpusets is None:
             cpusets = self._tree(guests)
             partitioned = any(c.special for c in cpusets)
@@ -361,13 +365,13 @@ class ObservationPass:
 
     def _beside(
         self,
-        known: ObservationCache,
         before: list[CachedQemu],
         fresh: list[CachedQemu],
         held: dict[int, CachedQemu],
     ) -> tuple[CpusetGroup, ...] | None:
         """The host's cpusets, of which only the guests' own are re-read; None when that does not
         suffice."""
+        known = self._known
         cpusets = known.snapshot.host.cpusets
         homes = {h.home for h in (*before, *fresh)}
         read = {h.home: h.guest for h in fresh if h.guest is not None}
@@ -406,10 +410,8 @@ def _home(guest: Guest) -> str:
 
 
 def _inside(home: str, guest: Guest) -> bool:
-    return all(
-        t.cgroup == home or t.cgroup.startswith(f"{home}/") or t.role is Role.NAPI
-        for t in guest.threads
-    )
+    outside = (t for t in guest.threads if t.cgroup != home and not within(t.cgroup, home))
+    return all(t.role is Role.NAPI for t in outside)
 
 
 def _strangers(processes: Processes) -> tuple[Stranger, ...]:

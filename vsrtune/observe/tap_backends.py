@@ -129,17 +129,8 @@ def _of_command_line(process: QemuProcess, descriptors: Descriptors) -> list[Bac
         if device is not None and device in devices:
             devices.remove(device)
             queues = descriptors.queues(device)
-            found.append(
-                Backend(
-                    device,
-                    netdev.mac,
-                    netdev.model,
-                    netdev.device,
-                    netdev.vhost,
-                    queues,
-                    True,
-                )
-            )
+            told = (netdev.mac, netdev.model, netdev.device, netdev.vhost)
+            found.append(Backend(device, *told, queues, True))
     spare = descriptors.vhost_net - sum(b.queues for b in found if b.vhost)
     for device in devices:
         queues = descriptors.queues(device)

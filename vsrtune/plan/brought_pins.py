@@ -12,9 +12,9 @@ because the journal knows more. (NAPI threads belong to a device, which may outl
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 
-from vsrtune.model.guest import CarriedPin, Guest, Role, Thread, ThreadKey
+from vsrtune.model.guest import CarriedPin, Guest, Role, Thread
 from vsrtune.model.host import Host
 from vsrtune.model.journal_records import Entry
 from vsrtune.model.targets import EmulatorPin, Pin, Target, VcpuPin
@@ -28,11 +28,11 @@ def entries(guests: Iterable[Guest], host: Host, journalled: Iterable[Entry]) ->
     carrying = [guest for guest in guests if guest.carried and not guest.busy]
     if not carrying:
         return ()  # as nearly always: the journal of a large host need not be gone through
-    tuned_here = {_thread(entry.target) for entry in journalled}
+    tuned_here = {getattr(entry.target, "thread", None) for entry in journalled}
     return tuple(
         entry
         for guest in carrying
-        if not _tuned_here(guest, tuned_here)
+        if not any(t.key in tuned_here for t in guest.threads if t.role is not Role.NAPI)
         for pin in guest.carried
         for entry in _entry(guest, host, pin)
     )
@@ -41,14 +41,6 @@ def entries(guests: Iterable[Guest], host: Host, journalled: Iterable[Entry]) ->
 def brought(journalled: Iterable[Entry]) -> frozenset[Target]:
     """The targets of these entries that guests have brought and that are not put back yet."""
     return frozenset(e.target for e in journalled if (e.committed or e).reason == REASON)
-
-
-def _tuned_here(guest: Guest, tuned_here: Collection[ThreadKey | None]) -> bool:
-    return any(t.key in tuned_here for t in guest.threads if t.role is not Role.NAPI)
-
-
-def _thread(target: Target) -> ThreadKey | None:
-    return getattr(target, "thread", None)
 
 
 def _entry(guest: Guest, host: Host, carried: CarriedPin) -> tuple[Entry, ...]:

@@ -31,28 +31,28 @@ def choose(
     seats: list[Seat] = []
     by_hand, kept = CpuSet(), CpuSet()
     whole = _whole(context, per_guest)
-    links = {
-        requirements.guest.ref: inner_links(context.host, requirements.guest)
-        for requirements in per_guest
-    }
+    links = {w.guest.ref: inner_links(context.host, w.guest) for w in per_guest}
     for requirements in per_guest:
+        ref = requirements.guest.ref
         for pin in requirements.pins:
             if pin.cpus is not None:
+                role, load = pin.thread.role, pin.thread.load
                 chosen[pin.thread.key] = Chosen(pin.cpus)
                 by_hand |= pin.cpus
                 # An ``auto`` thread that floats in its root domain reserves none of it. Otherwise
                 # the threads beside it would leave, and the domain would grow after them, plan
                 # by plan.
-                floats = cpus_for(requirements.policy, pin.thread.role) is AUTO
-                linked = links[requirements.guest.ref]
+                floats = cpus_for(requirements.policy, role) is AUTO
                 if floats and pin.thread.key in whole and len(pin.cpus) == 1:
                     kept |= _cores(context, pin.cpus)
-                occupants.append(_fixed(requirements, pin, pin.cpus, linked, reserves=not floats))
+                booked = requirements.booked(role)
+                occupants.append(
+                    Occupant(ref, role, pin.cpus, not floats, load, booked, links[ref])
+                )
     spare = _spare(context, by_hand, occupants)
     for requirements in per_guest:
-        nodes = frozenset(
-            n.node for n in lower_nics(context.host, requirements.guest) if n.node >= 0
-        )
+        nics = lower_nics(context.host, requirements.guest)
+        nodes = frozenset(nic.node for nic in nics if nic.node >= 0)
         linked = links[requirements.guest.ref]
         seats += [
             _seat(context, requirements, pin, spare, nodes, linked)
@@ -189,25 +189,6 @@ def _seat(
         nodes,
         f"{requirements.guest.ref} {label(pin.thread)}",
         None if requirements.policy.placement is None else pin.thread.load,
-        requirements.booked(pin.thread.role),
-        links,
-    )
-
-
-def _fixed(
-    requirements: Requirements,
-    pin: PinRequest,
-    cpus: CpuSet,
-    links: frozenset[str],
-    *,
-    reserves: bool,
-) -> Occupant:
-    return Occupant(
-        requirements.guest.ref,
-        pin.thread.role,
-        cpus,
-        reserves,
-        pin.thread.load,
         requirements.booked(pin.thread.role),
         links,
     )

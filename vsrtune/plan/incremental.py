@@ -70,13 +70,11 @@ def remember(
     for requirements in per_guest:
         if requirements.guest.ref in shapes:
             return None
-        shapes[requirements.guest.ref] = _shape(context.host, requirements)
-        for interface in requirements.guest.interfaces:
-            if (
-                devices.setdefault(interface.ifindex, requirements.guest.ref)
-                != requirements.guest.ref
-            ):
-                return None
+        ref = requirements.guest.ref
+        shapes[ref] = _shape(context.host, requirements)
+        owners = (devices.setdefault(i.ifindex, ref) for i in requirements.guest.interfaces)
+        if any(owner != ref for owner in owners):
+            return None
     by_hand = CpuSet.union(cpus for cpus, _ in heeded.values())
     return Whole(
         context.host, tuple(policies), context.irq, heeded, by_hand, chosen, shapes, devices

@@ -17,7 +17,7 @@ of any guest asks for them.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import DATA_PLANE, Guest
@@ -203,18 +203,16 @@ def _steered(host: Host, guest: Guest) -> frozenset[str]:
     return frozenset(found)
 
 
+@dataclass(frozen=True, slots=True)
 class _Device:
     """The plan for one lower device."""
 
-    def __init__(
-        self, context: Context, nic: Nic, cpus: CpuSet, reason: str, steered: bool, draft: Draft
-    ) -> None:
-        self.nic = nic
-        self.cpus = cpus
-        self.steered = steered
-        self._context = context
-        self._draft = draft
-        self._reason = reason
+    context: Context
+    nic: Nic
+    cpus: CpuSet
+    reason: str
+    steered: bool
+    draft: Draft
 
     def build(self) -> None:
         if not self.nic.irqs:
@@ -227,20 +225,20 @@ class _Device:
         self._threads()
 
     def _skip(self, what: str, why: str) -> None:
-        self._draft.skip(HOST_REF, f"{self.nic.name} {what}", why)
+        self.draft.skip(HOST_REF, f"{self.nic.name} {what}", why)
 
     def _desire(self, target: IrqAffinity | QueueCpus | ThreadAffinity, before: CpuSet) -> bool:
         """Plan a setting; True when it is as desired already."""
-        self._draft.desired.add(target)
+        self.draft.desired.add(target)
         if before == self.cpus:
-            self._draft.for_verify[target] = before
+            self.draft.for_verify[target] = before
             return True
-        drift = self._context.left_alone(target)
+        drift = self.context.left_alone(target)
         if drift is not None:
             subject = str(target).removeprefix(f"{HOST_REF}: ")
-            self._draft.leave(HOST_REF, subject, drift)
+            self.draft.leave(HOST_REF, subject, drift)
         else:
-            self._draft.add(Phase.INTERRUPTS, Action.of(target, before, self.cpus, self._reason))
+            self.draft.add(Phase.INTERRUPTS, Action.of(target, before, self.cpus, self.reason))
         return False
 
     def _irq(self, irq: Irq) -> None:

@@ -3,7 +3,7 @@
 
 ``_pipeline`` runs the stages in order: each takes the value of the previous stage and returns
 its own, frozen. Stages refuse guests. If a refusal changes what other guests get (interrupts
-stay where they are, or the guest would have let a thread stand still), ``_make`` runs the
+stay where they are, or the guest would have let a thread stand still), ``judge`` runs the
 pipeline again without these guests.
 
 Invariants (safety/invariants.py checks them on every plan, before it is returned):
@@ -69,18 +69,16 @@ def plan(
     policies: Sequence[Policy],
     applied: Mapping[Target, Value] | None = None,
     reassert: Collection[str] = (),
-    memory: Memory = NO_MEMORY,
     steps: Steps = NO_STEPS,
 ) -> Plan:
     """The settings that the policies ask for and the host does not have, as lowered for
     stepped-down guests (``steps``). The plan releases nothing (full_plan.py).
 
     ``applied`` is what was last written (from the journal). It keeps placements stable and shows
-    what somebody has changed since; ``memory`` knows more of that. Drift that a policy leaves
-    alone stays (plan/drift.py), except for the guests of ``reassert``. Raises PlanError when the
-    result breaks an invariant.
+    what somebody has changed since. Drift that a policy leaves alone stays (plan/drift.py), except
+    for the guests of ``reassert``. Raises PlanError when the result breaks an invariant.
     """
-    inputs = Inputs(snapshot, policies, applied or {}, reassert, memory, steps)
+    inputs = Inputs(snapshot, policies, applied or {}, reassert, steps=steps)
     return checked(inputs, judge(inputs)).plan
 
 

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.cpuset_tree import find
 from vsrtune.model.deadline import bandwidth
 from vsrtune.model.guest import (
     DATA_PLANE,
@@ -45,7 +44,16 @@ from vsrtune.plan.phases import OWN_CGROUP
 from vsrtune.plan.placement.model import Chosen, Occupant
 from vsrtune.plan.safety.projection import allowed_cpus
 from vsrtune.policy.guest_budget import unfit
-from vsrtune.policy.model import AUTO, Auto, Policy, by_hand, cpus_for, rule_for, sched_keys
+from vsrtune.policy.model import (
+    AUTO,
+    Auto,
+    Policy,
+    by_hand,
+    cpu_lists,
+    cpus_for,
+    rule_for,
+    sched_keys,
+)
 from vsrtune.policy.yaml_reader import KeyPath, dotted
 
 EMULATOR_CGROUP = "emulator"
@@ -82,7 +90,7 @@ class Context:
 
     def partitioned(self, cgroup: str) -> bool:
         """Whether a cgroup is a partition for threads of a guest, and in force."""
-        group = find(self.host.cpusets, cgroup)
+        group = self.host.cpuset(cgroup)
         ours = any(isinstance(t, Partition) and t.path == cgroup for t in self.lists)
         return ours and group is not None and group.valid
 
@@ -114,57 +122,11 @@ class PinRequest:
 
 @dataclass(frozen=True, slots=True)
 class Requirements:
-    """Everything that a policy asks of one guest. ``pins`` are of threads that handle frames,
-    ``housekeepers`` of the emulator and of iothreads. ``moves``: the cgroup to which each worker
-    moves. ``occupants``: threads that stay where they are. ``desired``: the targets for which
-    the policy has a value. ``left``: those left alone because somebody changed them."""
-
-    guest: Guest
-    policy: Policy
-    pins: tuple[PinRequest, ...] = ()
-    housekeepers: tuple[PinRequest, ...] = ()
-    moves: Mapping[Thread, str] = field(default_factory=dict)
-    occupants: tuple[Occupant, ...] = ()
-    desired: frozenset[Target] = frozenset()
-    left: frozenset[Target] = frozenset()
-    skipped: tuple[Skipped, ...] = ()
-    refusals: tuple[Refusal, ...] = ()
-
-    @property
-    def all_pins(self) -> tuple[PinRequest, ...]:
-        """The pins and the housekeepers."""
-        return (*self.pins, *self.housekeepers)
-
-    def threads(self, role: Role) -> tuple[Thread, ...]:
-        """The guest's threads of a role, without NAPI threads that are about to go."""
-        return threads(self.guest, self.policy, role)
-
-    def booked(self, role: Role) -> int:
-        """The bandwidth of each thread of a role; 0 when the policy does not make it DEADLINE."""
-        rule = rule_for(self.policy, role)
-        return bandwidth(rule.sched) if rule is not None and rule.deadline else 0
-
-    def refusal(self, keys: KeyPath, reason: str, hint: str) -> Refusal:
-        """Why the guest gets no action; ``keys`` is the place in its policy."""
-        return refusal(self.guest, self.policy, keys, reason, hint)
-
-
-def threads(guest: Guest, policy: Policy, role: Role) -> tuple[Thread, ...]:
-    """The guest's threads of a role, without NAPI threads that are about to go."""
-    if role is Role.NAPI and policy.desired(NapiThreaded) is False:
-        return ()
-    return guest.by_role(role)
-
-
-def refusal(guest: Guest, policy: Policy, keys: KeyPath, reason: str, hint: str) -> Refusal:
-    """Why the guest gets no action; ``keys`` is the place in its policy, () for all of it."""
-    text = f"{dotted(keys)}: {reason}" if keys else reason
-    return Refusal(guest.ref, policy.at(*keys), text, hint)
-
-
-@dataclass(slots=True)
-class _Judgement:
-    """Requirements in progress."""
+    """Everything that a policy asks of one guest, as ``requirements_of`` collects it; nobody
+    changes it afterwards. ``pins`` are of threads that handle frames, ``housekeepers`` of the
+    emulator and of iothreads. ``moves``: the cgroup to which each worker moves. ``occupants``:
+    threads that stay where they are. ``desired``: the targets for which the policy has a value.
+    ``left``: those left alone because somebody changed them."""
 
     guest: Guest
     policy: Policy
@@ -177,31 +139,43 @@ class _Judgement:
     skipped: list[Skipped] = field(default_factory=list)
     refusals: list[Refusal] = field(default_factory=list)
 
+    @property
+    def all_pins(self) -> tuple[PinRequest, ...]:
+        """The pins and the housekeepers."""
+        return (*self.pins, *self.housekeepers)
+
     def threads(self, role: Role) -> tuple[Thread, ...]:
-        return threads(self.guest, self.policy, role)
+        """The guest's threads of a role, without NAPI threads that are about to go."""
+        if role is Role.NAPI and self.policy.desired(NapiThreaded) is False:
+            return ()
+        return self.guest.by_role(role)
+
+    def booked(self, role: Role) -> int:
+        """The bandwidth of each thread of a role; 0 when the policy does not make it DEADLINE."""
+        rule = rule_for(self.policy, role)
+        return bandwidth(rule.sched) if rule is not None and rule.deadline else 0
+
+    def refusal(self, keys: KeyPath, reason: str, hint: str) -> Refusal:
+        """Why the guest gets no action; ``keys`` is the place in its policy."""
+        return refusal(self.guest, self.policy, keys, reason, hint)
+
+    def refuse(self, keys: KeyPath, reason: str, hint: str) -> None:
+        """Add a refusal."""
+        self.refusals.append(self.refusal(keys, reason, hint))
 
     def skip(self, subject: str, reason: str, held: bool = False) -> None:
+        """Add a setting that is left as it is."""
         self.skipped.append(Skipped(self.guest.ref, subject, reason, held))
 
     def leave(self, thread: Thread, reason: str, held: bool = False) -> None:
+        """Leave the CPUs of a thread as they are."""
         self.skip(f"{label(thread)} CPUs", reason, held)
 
-    def refuse(self, keys: KeyPath, reason: str, hint: str) -> None:
-        self.refusals.append(refusal(self.guest, self.policy, keys, reason, hint))
 
-    def requirements(self) -> Requirements:
-        return Requirements(
-            self.guest,
-            self.policy,
-            tuple(self.pins),
-            tuple(self.housekeepers),
-            self.moves,
-            tuple(self.occupants),
-            frozenset(self.desired),
-            frozenset(self.left),
-            tuple(self.skipped),
-            tuple(self.refusals),
-        )
+def refusal(guest: Guest, policy: Policy, keys: KeyPath, reason: str, hint: str) -> Refusal:
+    """Why the guest gets no action; ``keys`` is the place in its policy, () for all of it."""
+    text = f"{dotted(keys)}: {reason}" if keys else reason
+    return Refusal(guest.ref, policy.at(*keys), text, hint)
 
 
 def label(thread: Thread) -> str:
@@ -261,7 +235,7 @@ def staying(host: Host, guest: Guest, threads: Iterable[Thread], online: CpuSet)
 
 def requirements_of(context: Context, guest: Guest, policy: Policy) -> Requirements:
     """Everything ``policy`` asks of ``guest``'s threads."""
-    out = _Judgement(guest, policy)
+    out = Requirements(guest, policy)
     _check_threads_known(out)
     _check_lists(context, out)
     _check_vcpu_numbers(out)
@@ -269,15 +243,20 @@ def requirements_of(context: Context, guest: Guest, policy: Policy) -> Requireme
     _moves(context, out, named[Role.VHOST])
     for role in DATA_PLANE:
         for number, thread in enumerate(out.threads(role)):
-            _thread(context, out, thread, number, named.get(role, {}))
+            choice, keys = _choice(policy, thread, named.get(role, {}))
+            request = _request(context, out, thread, choice, keys, number)
+            if request is not None:
+                out.pins.append(request)
+            else:
+                out.occupants.extend(staying(context.host, guest, [thread], context.online))
     _check_vcpu_cpus(out)
     _housekeepers(context, out)
     _check_realtime(context, out)
     _check_deadline(out)
-    return out.requirements()
+    return out
 
 
-def _check_threads_known(out: _Judgement) -> None:
+def _check_threads_known(out: Requirements) -> None:
     wants = out.policy.pins or out.policy.vcpu_sched or out.policy.vhost_sched
     if wants and not out.guest.by_role(Role.VCPU):
         found = "; ".join(out.guest.problems) or "no reason was reported"
@@ -288,7 +267,7 @@ def _check_threads_known(out: _Judgement) -> None:
         )
 
 
-def _check_lists(context: Context, out: _Judgement) -> None:
+def _check_lists(context: Context, out: Requirements) -> None:
     """Lists written by hand must name CPUs that are online and, for vcpu and vhost
     threads, no interrupt CPU of any managed guest."""
     lists = by_hand(out.policy)
@@ -304,15 +283,13 @@ def _check_lists(context: Context, out: _Judgement) -> None:
                 f"CPU {both} serves interrupts of a NIC below a managed guest",
                 f"choose from CPUs {context.online - context.irq}{otherwise}",
             )
-    for key, choice in (("emulator", out.policy.emulator), ("iothread", out.policy.iothread)):
-        if isinstance(choice, CpuSet):
-            lists.append((("cpus", key), choice))
+    lists += cpu_lists(out.policy, "emulator", "iothread")
     if out.policy.pool is not None:
         # One that is offline is no candidate.
         offline = CpuSet(c.id for c in context.host.cpus if not c.online)
         lists.append((("cpus", "pool"), out.policy.pool - offline))
     for keys, cpus in lists:
-        out.refusals += not_online(context.host, out.guest, out.policy, keys, cpus)
+        out.refusals.extend(not_online(context.host, out.guest, out.policy, keys, cpus))
 
 
 def not_online(
@@ -333,7 +310,7 @@ def not_online(
     return out
 
 
-def _check_vcpu_numbers(out: _Judgement) -> None:
+def _check_vcpu_numbers(out: Requirements) -> None:
     if not isinstance(out.policy.vcpu, tuple):
         return
     have = {t.index for t in out.guest.by_role(Role.VCPU)}
@@ -347,7 +324,7 @@ def _check_vcpu_numbers(out: _Judgement) -> None:
             )
 
 
-def _device_keys(out: _Judgement, role: Role) -> _Named:
+def _device_keys(out: Requirements, role: Role) -> _Named:
     """The key and CPUs of each interface, or of a queue of it, that a mapping of vhost or NAPI
     threads names."""
     named: dict[tuple[str, int | None], tuple[str, CpuSet]] = {}
@@ -380,7 +357,7 @@ def _device_keys(out: _Judgement, role: Role) -> _Named:
     return named
 
 
-def _moves(context: Context, out: _Judgement, named: _Named) -> None:
+def _moves(context: Context, out: Requirements, named: _Named) -> None:
     """Move vhost workers out of libvirt's emulator cgroup if the policy asks for CPUs for them or
     for the emulator, so that no emulatorpin reaches them."""
     if out.guest.source != "libvirt":
@@ -410,24 +387,9 @@ def _choice(policy: Policy, thread: Thread, named: _Named) -> tuple[CpuSet | Aut
     return (None, keys) if found is None else (found[1], (*keys, found[0]))
 
 
-def _thread(
-    context: Context,
-    out: _Judgement,
-    thread: Thread,
-    number: int,
-    named: _Named,
-) -> None:
-    choice, keys = _choice(out.policy, thread, named)
-    request = _request(context, out, thread, choice, keys, number)
-    if request is None:
-        out.occupants += staying(context.host, out.guest, [thread], context.online)
-    else:
-        out.pins.append(request)
-
-
 def _request(
     context: Context,
-    out: _Judgement,
+    out: Requirements,
     thread: Thread,
     choice: CpuSet | Auto | None,
     keys: KeyPath,
@@ -485,8 +447,9 @@ def _request(
     usable = allowed if thread.role not in DATA_PLANE else allowed - context.irq
     if cpus is None and usable and not usable & pool:
         reason = f"no CPU of {pool} is left, its threads may use {usable}"
-        told = refusal(out.guest, out.policy, ("cpus", "pool"), reason, "add CPUs of these")
-        out.refusals += [told] if told not in out.refusals else []
+        told = out.refusal(("cpus", "pool"), reason, "add CPUs of these")
+        if told not in out.refusals:
+            out.refusals.append(told)
         return None
     if cpus is None and not usable and thread.role in DATA_PLANE:
         held |= context.online - beside
@@ -503,15 +466,15 @@ def _request(
     )
 
 
-def _housekeepers(context: Context, out: _Judgement) -> None:
+def _housekeepers(context: Context, out: Requirements) -> None:
     requests = [_emulator(context, out)]
     choice = out.policy.iothread
     for number, thread in enumerate(out.guest.by_role(Role.IOTHREAD) if choice is not None else ()):
         requests.append(_request(context, out, thread, choice, ("cpus", "iothread"), number))
-    out.housekeepers += [request for request in requests if request is not None]
+    out.housekeepers.extend(request for request in requests if request is not None)
 
 
-def _emulator(context: Context, out: _Judgement) -> PinRequest | None:
+def _emulator(context: Context, out: Requirements) -> PinRequest | None:
     choice = out.policy.emulator
     if choice is None:
         return None
@@ -532,11 +495,11 @@ def _emulator(context: Context, out: _Judgement) -> PinRequest | None:
     return _request(context, out, thread, choice, ("cpus", "emulator"), 0)
 
 
-def _check_vcpu_cpus(out: _Judgement) -> None:
-    pins = _pins_apart(out.policy, out.pins)
+def _check_vcpu_cpus(out: Requirements) -> None:
+    pins = _pins_apart(out)
     usable = CpuSet.union(pin.allowed for pin in pins)
     if len(pins) > len(usable):
-        out.refusals.append(_too_few_cpus(out.guest, out.policy, pins, usable))
+        out.refusals.append(_too_few_cpus(out, pins, usable))
 
 
 def lacks_cpus(requirements: Requirements, chosen: Mapping[ThreadKey, Chosen]) -> Refusal | None:
@@ -545,36 +508,30 @@ def lacks_cpus(requirements: Requirements, chosen: Mapping[ThreadKey, Chosen]) -
     They lose what they would have done at once: measured medians of such guests went down to
     0.77 of untuned ones (docs/results/no-harm.md). Budgets divide a CPU on purpose.
     """
-    pins = _pins_apart(requirements.policy, requirements.pins)
+    pins = _pins_apart(requirements)
     cpus = CpuSet.union(chosen[pin.thread.key].cpus for pin in pins)
-    if len(pins) <= len(cpus):
-        return None
-    return _too_few_cpus(requirements.guest, requirements.policy, pins, cpus)
+    return _too_few_cpus(requirements, pins, cpus) if len(pins) > len(cpus) else None
 
 
-def _pins_apart(policy: Policy, pins: Iterable[PinRequest]) -> list[PinRequest]:
-    rule = rule_for(policy, Role.VCPU)
+def _pins_apart(requirements: Requirements) -> list[PinRequest]:
+    rule = rule_for(requirements.policy, Role.VCPU)
     if rule is not None and rule.deadline:
         return []
-    return [p for p in pins if p.thread.role is Role.VCPU and p.cpus is None]
+    return [p for p in requirements.pins if p.thread.role is Role.VCPU and p.cpus is None]
 
 
-def _too_few_cpus(
-    guest: Guest, policy: Policy, pins: Sequence[PinRequest], cpus: CpuSet
-) -> Refusal:
-    pool = "" if policy.pool is None else f" (cpus.pool is {policy.pool})"
-    return refusal(
-        guest,
-        policy,
+def _too_few_cpus(requirements: Requirements, pins: Sequence[PinRequest], cpus: CpuSet) -> Refusal:
+    pool = requirements.policy.pool
+    return requirements.refusal(
         pins[0].keys,
         f"its {len(pins)} vcpus would share CPUs {cpus}, and may then forward less than an "
         "untuned guest's",
-        f"give it as many CPUs as vcpus{pool}, or write cpus: {{vcpu: {cpus}}} and let "
-        "`vsrtune try` compare",
+        f"give it as many CPUs as vcpus{'' if pool is None else f' (cpus.pool is {pool})'}, or "
+        f"write cpus: {{vcpu: {cpus}}} and let `vsrtune try` compare",
     )
 
 
-def _check_realtime(context: Context, out: _Judgement) -> None:
+def _check_realtime(context: Context, out: Requirements) -> None:
     """A realtime thread on an interrupt CPU starves the SoftIRQ that feeds it; a
     policy that leaves its threads where they are must not make them realtime there."""
     for role in DATA_PLANE:
@@ -594,7 +551,7 @@ def _check_realtime(context: Context, out: _Judgement) -> None:
                 break
 
 
-def _check_deadline(out: _Judgement) -> None:
+def _check_deadline(out: Requirements) -> None:
     """Class deadline needs CPUs that are a root domain, and a part of a guest's budget."""
     if wrong := unfit(out.policy, out.guest):
         out.refuse(("scheduler", "budget"), *wrong)

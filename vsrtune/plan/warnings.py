@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import DATA_PLANE, REALTIME, Guest, Role, Sched, SchedClass, Thread, level
+from vsrtune.model.guest import DATA_PLANE, REALTIME, Guest, Role, SchedClass, Thread, level
 from vsrtune.model.host import Host
 from vsrtune.model.load import WINDOWS
 from vsrtune.model.snapshot import Snapshot
@@ -64,32 +64,26 @@ def _realtime(threads: Iterable[Thread]) -> list[Thread]:
     return [t for t in threads if t.sched.cls in REALTIME]
 
 
+_FLOODED = "in overload the guest receives frames it never gets to route"
+_SAME = "give both the same priority"
+# Which threads stand above which, and what comes of it (Abeni et al., section 3.3).
+_ORDERS = (
+    (Role.VHOST, Role.VCPU, f"the worst order there is, {_FLOODED}; {_SAME}"),
+    (
+        Role.VCPU,
+        Role.VHOST,
+        "in overload routed frames wait in the guest; the same priority for both forwards more",
+    ),
+    (Role.NAPI, Role.VCPU, f"{_FLOODED}; {_SAME}"),
+)
+
+
 def _order(guest: Guest) -> list[str]:
-    """vhost above vcpu fills the guest with frames it has no time to route; vcpu
-    above vhost keeps routed frames from leaving (Abeni et al., section 3.3)."""
-    above = {
-        "vhost": _covered(guest, Role.VCPU, Role.VHOST),
-        "vcpu": _covered(guest, Role.VHOST, Role.VCPU),
-        "napi": _covered(guest, Role.VCPU, Role.NAPI),
-    }
-    out: list[str] = []
-    if above["vhost"]:
-        out.append(
-            f"{guest.ref}: vhost stands above vcpu on CPU {above['vhost']}: the worst order "
-            "there is, in overload the guest receives frames it never gets to route; "
-            "give both the same priority"
-        )
-    if above["vcpu"]:
-        out.append(
-            f"{guest.ref}: vcpu stands above vhost on CPU {above['vcpu']}: in overload routed "
-            "frames wait in the guest; the same priority for both forwards more"
-        )
-    if above["napi"]:
-        out.append(
-            f"{guest.ref}: napi stands above vcpu on CPU {above['napi']}: in overload the guest "
-            "receives frames it never gets to route; give both the same priority"
-        )
-    return out
+    return [
+        f"{guest.ref}: {higher} stands above {lower} on CPU {cpus}: {effect}"
+        for higher, lower, effect in _ORDERS
+        if (cpus := _covered(guest, lower, higher))
+    ]
 
 
 def _standing_still(still: Iterable[Standstill]) -> list[str]:
@@ -137,18 +131,24 @@ def _on_interrupts(guest: Guest, irq: CpuSet) -> list[str]:
     ]
 
 
-def _between_guests(guests: Sequence[Guest]) -> list[str]:
-    """Guests that share a CPU at unequal priorities: the higher starves the lower."""
-    on: dict[int, list[tuple[str, Sched]]] = {}
+def _bound(guests: Iterable[Guest]) -> list[tuple[int, list[tuple[str, Thread]]]]:
+    """The threads of the data plane that are bound to one CPU, by CPU, with their guests."""
+    on: dict[int, list[tuple[str, Thread]]] = {}
     for guest in guests:
         for thread in (t for role in DATA_PLANE for t in guest.by_role(role)):
-            if len(thread.affinity) == 1 and thread.sched.cls is not SchedClass.DEADLINE:
-                on.setdefault(thread.affinity.first(), []).append((guest.ref, thread.sched))
+            if len(thread.affinity) == 1:
+                on.setdefault(thread.affinity.first(), []).append((guest.ref, thread))
+    return sorted(on.items())
+
+
+def _between_guests(guests: Sequence[Guest]) -> list[str]:
+    """Guests that share a CPU at unequal priorities: the higher starves the lower."""
     out: list[str] = []
-    for cpu, here in sorted(on.items()):
+    for cpu, here in _bound(guests):
         levels: dict[str, set[int]] = {}
-        for ref, sched in here:
-            levels.setdefault(ref, set()).add(level(sched))
+        for ref, thread in here:
+            if thread.sched.cls is not SchedClass.DEADLINE:
+                levels.setdefault(ref, set()).add(level(thread.sched))
         if len(levels) > 1 and len(set.union(*levels.values())) > 1:
             names = ", ".join(sorted(levels))
             out.append(
@@ -161,13 +161,9 @@ def _between_guests(guests: Sequence[Guest]) -> list[str]:
 def _overcommitted(result: Snapshot, managed: AbstractSet[str]) -> list[str]:
     """CPUs of which threads asked for more than there is in each of the latest windows. The text
     has no numbers, because a warning that stays the same is reported once."""
-    on: dict[int, list[tuple[str, Thread]]] = {}
-    for guest in result.guests:
-        for thread in (t for role in DATA_PLANE for t in guest.by_role(role)):
-            if len(thread.load) >= WINDOWS and len(thread.affinity) == 1:
-                on.setdefault(thread.affinity.first(), []).append((guest.ref, thread))
     out: list[str] = []
-    for cpu, here in sorted(on.items()):
+    for cpu, every in _bound(result.guests):
+        here = [(ref, t) for ref, t in every if len(t.load) >= WINDOWS]
         loads = [sum(t.load[-n] for _, t in here) for n in range(1, WINDOWS + 1)]
         if min(loads) > OVERCOMMITTED and any(ref in managed for ref, _ in here):
             names = ", ".join(f"{ref} {label(t)}" for ref, t in here)

@@ -187,33 +187,34 @@ def user_number(user: str | int | None) -> int | None:
 
 def by_hand(policy: Policy) -> list[tuple[KeyPath, CpuSet]]:
     """The CPU lists that the policy writes out for threads that handle frames."""
-    choices = (("vcpu", policy.vcpu), ("vhost", policy.vhost), ("napi", policy.napi))
-    return [found for role, choice in choices for found in _lists(("cpus", role), choice)]
+    return cpu_lists(policy, "vcpu", "vhost", "napi")
 
 
 def irq_lists(policy: Policy) -> list[tuple[KeyPath, CpuSet]]:
     """The CPU lists that the policy writes out for interrupts."""
-    return _lists(IRQ_KEYS, policy.irq)
+    return cpu_lists(policy, "irq")
 
 
-def _lists(
-    keys: KeyPath, choice: CpuChoice | VcpuMap | DeviceMap | None
-) -> list[tuple[KeyPath, CpuSet]]:
-    if isinstance(choice, CpuSet):
-        return [(keys, choice)]
-    return [((*keys, str(k)), c) for k, c in choice] if isinstance(choice, tuple) else []
+def cpu_lists(policy: Policy, *keys: str) -> list[tuple[KeyPath, CpuSet]]:
+    """The CPU lists that the policy writes out below these keys of ``cpus``."""
+    found: list[tuple[KeyPath, CpuSet]] = []
+    for key in keys:
+        choice: CpuChoice | VcpuMap | DeviceMap | None = getattr(policy, key)
+        if isinstance(choice, CpuSet):
+            found.append((("cpus", key), choice))
+        elif isinstance(choice, tuple):
+            found += [(("cpus", key, str(part)), cpus) for part, cpus in choice]
+    return found
 
 
 def rule_for(policy: Policy, role: Role) -> SchedRule | None:
     """The scheduling that the policy requires for a role."""
-    match role:
-        case Role.VCPU:
-            return policy.vcpu_sched
-        case Role.VHOST:
-            return policy.vhost_sched
-        case Role.NAPI:
-            return policy.napi_sched
-    return None
+    rules = {
+        Role.VCPU: policy.vcpu_sched,
+        Role.VHOST: policy.vhost_sched,
+        Role.NAPI: policy.napi_sched,
+    }
+    return rules.get(role)
 
 
 def sched_keys(policy: Policy, role: Role) -> KeyPath:
@@ -224,15 +225,9 @@ def sched_keys(policy: Policy, role: Role) -> KeyPath:
 
 def cpus_for(policy: Policy, role: Role) -> CpuChoice | VcpuMap | DeviceMap | None:
     """The CPUs that the policy requires for a role."""
-    match role:
-        case Role.VCPU:
-            choice: CpuChoice | VcpuMap | DeviceMap | None = policy.vcpu
-        case Role.VHOST:
-            choice = policy.vhost
-        case Role.NAPI:
-            choice = policy.napi
-        case _:
-            return None
+    if role not in DATA_PLANE:
+        return None
+    choice = {Role.VCPU: policy.vcpu, Role.VHOST: policy.vhost, Role.NAPI: policy.napi}[role]
     return policy.placement if choice is None else choice
 
 

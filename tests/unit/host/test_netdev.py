@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from hosttree import HostTree
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.host.netdev import NetReader, parse_uevent
+from vsrtune.host.netdev import Device, NetReader, parse_uevent
 from vsrtune.model.guest import Interface, NicKind
+from vsrtune.model.host import Nic
 
 PCI = "pci0000:00/0000:00:05.0"
 
 
 def reader(tree: HostTree) -> NetReader:
     return NetReader(tree.root())
+
+
+def device(net: NetReader, name: str) -> Device:
+    found = net.device(name)
+    assert found is not None
+    return found
+
+
+def nic_of(tree: HostTree, name: str, irqs: Mapping[int, str] | None = None) -> Nic:
+    """The lower device, of which no trace has a result."""
+    nic = reader(tree).nic(name, lambda: irqs or {}, lambda _name, _index: None)
+    assert nic is not None
+    return nic
 
 
 def test_uevent() -> None:
@@ -33,11 +49,9 @@ def test_macvtap_over_vlan_over_bond() -> None:
     tree.device("eth1", 3, pci="pci0000:00/0000:00:06.0", has="master")
     net = reader(tree)
     assert net.lower_chain("macvtap0") == ("bond0.7", "bond0", "eth0", "eth1")
-    device = net.device("macvtap0")
-    assert device is not None
-    assert device.kind is NicKind.MACVTAP
-    assert net.ring_drops(device) == 7
-    assert net.numbers(device, Interface)["txqueuelen"] == 500
+    found = device(net, "macvtap0")
+    assert (found.kind, net.ring_drops(found)) == (NicKind.MACVTAP, 7)
+    assert net.numbers(found, Interface)["txqueuelen"] == 500
     assert net.by_ifindex(3) == "eth1"
     assert net.by_ifindex(99) is None
     assert net.hardware_names() == ["eth0", "eth1"]
@@ -53,10 +67,8 @@ def test_tap_in_a_bridge_leads_to_its_hardware_port_only() -> None:
     tree.link(f"/sys/devices/{PCI}/net/eth0/master", "../../br0")
     net = reader(tree)
     assert net.lower_chain("vnet0") == ("br0", "eth0")
-    device = net.device("vnet0")
-    assert device is not None
-    assert device.kind is NicKind.BRIDGE
-    assert net.ring_drops(device) == 9
+    found = device(net, "vnet0")
+    assert (found.kind, net.ring_drops(found)) == (NicKind.BRIDGE, 9)
 
 
 def test_tap_in_open_vswitch() -> None:
@@ -67,9 +79,7 @@ def test_tap_in_open_vswitch() -> None:
     tree.device("eth0", 2, pci=PCI)
     net = reader(tree)
     assert net.lower_chain("vnet0") == ("ovs-system", "eth0")
-    device = net.device("vnet0")
-    assert device is not None
-    assert device.kind is NicKind.OTHER
+    assert device(net, "vnet0").kind is NicKind.OTHER
 
 
 def test_a_routed_tap_stands_on_nothing() -> None:
@@ -123,8 +133,7 @@ def test_nic_with_interrupts() -> None:
     tree.file(f"/sys/devices/{PCI}/net/p0/threaded", "1\n")
     tree.file(f"/sys/devices/{PCI}/net/p0/queues/rx-1/rps_cpus", "00000000,00000006\n")
     names = {24: "p0-rx-0", 25: "p0-tx-0"}
-    nic = reader(tree).nic("p0", lambda: names, lambda _name, _index: None)
-    assert nic is not None
+    nic = nic_of(tree, "p0", names)
     assert (nic.name, nic.ifindex, nic.driver, nic.node) == ("p0", 2, "e1000e", 1)
     assert nic.threaded_napi
     assert nic.rps_cpus == CpuSet([1, 2])
@@ -142,8 +151,7 @@ def test_virtio_nic_has_the_interrupts_of_its_pci_parent() -> None:
     tree.file(f"/sys/devices/{PCI}/numa_node", "0\n")
     tree.file("/proc/irq/31/smp_affinity_list", "0-3\n")
     names = {31: "virtio1-input.0"}
-    nic = reader(tree).nic("eth0", lambda: names, lambda _name, _index: None)
-    assert nic is not None
+    nic = nic_of(tree, "eth0", names)
     assert [i.name for i in nic.irqs] == ["virtio1-input.0"]
     assert nic.node == 0
 
@@ -153,8 +161,7 @@ def test_card_with_a_pin_interrupt() -> None:
     tree.device("eth0", 2, pci=PCI)
     tree.file(f"/sys/devices/{PCI}/irq", "11\n")
     tree.file("/proc/irq/11/smp_affinity_list", "0\n")
-    nic = reader(tree).nic("eth0", lambda: {11: "eth0"}, lambda _name, _index: None)
-    assert nic is not None
+    nic = nic_of(tree, "eth0", {11: "eth0"})
     assert [i.number for i in nic.irqs] == [11]
 
 
@@ -179,9 +186,5 @@ def test_a_dummy_has_nothing_behind_it() -> None:
     tree.device("eth0", 2, pci=PCI)
     for name, link in (("d0", 3), ("p0", 2), ("d0.101", 3)):
         tree.file(f"/sys/devices/virtual/net/{name}/iflink", f"{link}\n")
-    found = {}
-    for name in ("d0", "p0", "d0.101", "eth0"):
-        nic = reader(tree).nic(name, dict, lambda name, ifindex: None)
-        assert nic is not None
-        found[name] = nic.inner
+    found = {name: nic_of(tree, name).inner for name in ("d0", "p0", "d0.101", "eth0")}
     assert found == {"d0": True, "p0": False, "d0.101": False, "eth0": False}

@@ -9,6 +9,7 @@ import os
 import socket as listening
 import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, Self
@@ -137,27 +138,35 @@ def test_nothing_is_said_to_another_process(socket: Path) -> None:
     assert "a socket of its own" in caught.value.hint
 
 
+@contextlib.contextmanager
+def served(path: Path, serve: Callable[[listening.socket], None]) -> Iterator[None]:
+    """A monitor that serves its first client so, and is done with it afterwards."""
+
+    def first() -> None:
+        with server.accept()[0] as client, contextlib.suppress(OSError):
+            serve(client)
+
+    with listening.socket(listening.AF_UNIX) as server, ThreadPoolExecutor(1) as pool:
+        server.bind(str(path))
+        server.listen()
+        serving = pool.submit(first)
+        yield
+        serving.result(10)
+
+
 def test_a_monitor_that_says_a_word_now_and_then_has_no_more_time(socket: Path) -> None:
     """The time is for all of it, not for each answer."""
+
+    def drip(client: listening.socket) -> None:
+        for byte in RAW_GREETING * 100:
+            client.sendall(bytes([byte]))
+            time.sleep(0.02)
+
     begin = time.monotonic()
-    with (
-        listening.socket(listening.AF_UNIX) as server,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        server.bind(str(socket))
-        server.listen()
-
-        def drip() -> None:
-            with server.accept()[0] as client, contextlib.suppress(OSError):
-                for byte in RAW_GREETING * 100:
-                    client.sendall(bytes([byte]))
-                    time.sleep(0.02)
-
-        dripping = pool.submit(drip)
+    with served(socket, drip):
         with pytest.raises(ObserveError, match="no answer to QMP"):
             query_vcpus(str(socket), os.getpid(), 0.5)
         assert time.monotonic() - begin < 2
-        dripping.result(10)
 
 
 RAW_GREETING = b'{"QMP": {"version": {"qemu": {"major": 8}}, "capabilities": []}}\r\n'
@@ -177,25 +186,16 @@ RAW_GREETING = b'{"QMP": {"version": {"qemu": {"major": 8}}, "capabilities": []}
 )
 def test_a_monitor_that_means_harm(socket: Path, said: bytes) -> None:
     """Anybody may name a socket of his own on the command line of a QEMU."""
-    with (
-        listening.socket(listening.AF_UNIX) as server,
-        ThreadPoolExecutor(1) as pool,
-    ):
-        server.bind(str(socket))
-        server.listen()
 
-        def answer() -> None:
-            with server.accept()[0] as client, contextlib.suppress(OSError):
-                client.settimeout(5)
-                client.sendall(said)
-                client.shutdown(listening.SHUT_WR)
-                while client.recv(4096):
-                    pass
+    def answer(client: listening.socket) -> None:
+        client.settimeout(5)
+        client.sendall(said)
+        client.shutdown(listening.SHUT_WR)
+        while client.recv(4096):
+            pass
 
-        answered = pool.submit(answer)
-        with pytest.raises(ObserveError):
-            query_vcpus(str(socket), os.getpid(), 2.0)
-        answered.result(5)
+    with served(socket, answer), pytest.raises(ObserveError):
+        query_vcpus(str(socket), os.getpid(), 2.0)
 
 
 @pytest.mark.parametrize("answer", [7, None, [None], [[]], [{"cpu-index": None, "thread-id": 1}]])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import pytest
 from hosttree import HostTree
 from planning_samples import napi_macvtap
 
@@ -144,16 +145,39 @@ def mapping(guest: Guest) -> list[tuple[int, str | None, int | None, str]]:
     ]
 
 
-def test_the_module_tells_which_worker_serves_which_queue() -> None:
+NO_WORKER = "which is no vhost worker of this guest now"
+
+
+@pytest.mark.parametrize(
+    ("senders", "expected", "problem"),
+    [
+        # Against the order of age: 51 is the older worker.
+        ((52, 51), [(51, "nvt2", 0, "exact"), (52, "nvt1", 0, "exact")], ""),
+        ((0,), [(51, "nvt1", 0, "order")], ""),
+        (
+            (4711,), [(51, "nvt1", 0, "order")],
+            f"nvt1 queue 0: task 4711 sent last, {NO_WORKER}; not used for the mapping",
+        ),
+        (
+            (51, 51), [(51, "nvt1", 0, "order"), (52, "nvt2", 0, "order")],
+            "task 51 sent last on nvt1 queue 0, nvt2 queue 0: not used for the mapping",
+        ),
+    ],
+    ids=["told", "before any frame", "no worker of the guest", "two queues name one"],
+)  # fmt: skip
+def test_the_module_tells_which_worker_serves_which_queue(
+    senders: tuple[int, ...], expected: list[tuple[int, str, int, str]], problem: str
+) -> None:
+    """``senders``: who sent last on the only queue of nvt1 and nvt2."""
     tree = HostTree().host()
-    # Against the order of age: 51 is the older worker.
-    tree.napi_macvtap("nvt1", 8, "p0", tapq0_worker_tid=52)
-    tree.napi_macvtap("nvt2", 9, "p1", tapq0_worker_tid=51)
-    plain_guest(tree, 50, "vr1", ("nvt1", 8), ("nvt2", 9))
+    queues = [(f"nvt{n}", 7 + n) for n in range(1, 1 + len(senders))]
+    for (name, index), tid in zip(queues, senders, strict=True):
+        tree.napi_macvtap(name, index, f"p{index - 8}", tapq0_worker_tid=tid)
+    plain_guest(tree, 50, "vr1", *queues)
     guest = only(tree)
-    assert mapping(guest) == [(51, "nvt2", 0, "exact"), (52, "nvt1", 0, "exact")]
-    assert guest.problems == ()
-    assert [i.kind for i in guest.interfaces] == [NicKind.NAPI_MACVTAP] * 2
+    assert mapping(guest) == expected
+    assert guest.problems == ((problem,) if problem else ())
+    assert {i.kind for i in guest.interfaces} == {NicKind.NAPI_MACVTAP}
 
 
 def test_queues_of_one_device_are_told_apart() -> None:
@@ -166,36 +190,6 @@ def test_queues_of_one_device_are_told_apart() -> None:
         "tap,fds=20:22,vhost=on,vhostfds=21:23,id=n0", "-device", "virtio-net-pci,netdev=n0",
     )  # fmt: skip
     assert mapping(only(tree)) == [(51, "nvt1", 1, "exact"), (52, "nvt1", 0, "exact")]
-
-
-def test_a_tid_that_is_no_worker_of_the_guest_is_not_used() -> None:
-    tree = HostTree().host()
-    tree.napi_macvtap("nvt1", 8, "p0", tapq0_worker_tid=4711)
-    plain_guest(tree, 50, "vr1", ("nvt1", 8))
-    guest = only(tree)
-    assert mapping(guest) == [(51, "nvt1", 0, "order")]
-    (why,) = guest.problems
-    assert why.startswith("nvt1 queue 0: task 4711 sent last, which is no vhost worker of this")
-
-
-def test_before_any_frame_the_order_counts() -> None:
-    tree = HostTree().host()
-    tree.napi_macvtap("nvt1", 8, "p0", tapq0_worker_tid=0)
-    plain_guest(tree, 50, "vr1", ("nvt1", 8))
-    guest = only(tree)
-    assert (mapping(guest), guest.problems) == ([(51, "nvt1", 0, "order")], ())
-
-
-def test_a_worker_that_two_queues_name_is_not_used() -> None:
-    tree = HostTree().host()
-    tree.napi_macvtap("nvt1", 8, "p0", tapq0_worker_tid=51)
-    tree.napi_macvtap("nvt2", 9, "p1", tapq0_worker_tid=51)
-    plain_guest(tree, 50, "vr1", ("nvt1", 8), ("nvt2", 9))
-    guest = only(tree)
-    assert mapping(guest) == [(51, "nvt1", 0, "order"), (52, "nvt2", 0, "order")]
-    assert guest.problems == (
-        "task 51 sent last on nvt1 queue 0, nvt2 queue 0: not used for the mapping",
-    )
 
 
 def test_guests_that_share_a_device() -> None:

@@ -106,15 +106,19 @@ def libvirt_qemu(tree: HostTree, pid: int, name: str, uuid: str = UUID) -> None:
     tree.fd(pid, 32, "/dev/tap8").fd(pid, 33, "/dev/vhost-net")
 
 
-@pytest.fixture
-def tree() -> HostTree:
-    """A libvirt guest and a plain QEMU beside it."""
+def two_guests(name: str) -> HostTree:
+    """A libvirt guest of that name (pid 50) and a plain QEMU pq1 (pid 70) beside it."""
     tree = HostTree().host()
-    libvirt_qemu(tree, 50, "vr 1")
+    libvirt_qemu(tree, 50, name)
     tree.qemu(70, "-name", "pq1,debug-threads=on")
     tree.thread(70, 71, "CPU 0/KVM")
     tree.device("macvtap0", 8, has="macvtap lower_p0").device("p0", 4)
     return tree
+
+
+@pytest.fixture
+def tree() -> HostTree:
+    return two_guests("vr 1")
 
 
 def test_libvirt_and_plain_guests_side_by_side(tree: HostTree) -> None:

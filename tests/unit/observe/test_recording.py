@@ -19,6 +19,8 @@ from vsrtune.model.snapshot import Problem
 from vsrtune.observe import recording as recorder
 from vsrtune.observe.tracing import TraceMemory
 
+pytestmark = pytest.mark.usefixtures("tree")
+
 MAC = "52:54:00:ab:cd:ef"
 UUID = "c0ffee00-0000-4000-8000-000000000001"
 XML = f"""\
@@ -95,7 +97,6 @@ def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostTree:
     return tree
 
 
-@pytest.mark.usefixtures("tree")
 def test_a_recording_shows_what_the_host_showed(tmp_path: Path) -> None:
     file = tmp_path / "recorded"
     snapshot = recorder.record(file, note="Two guests.")
@@ -150,7 +151,6 @@ def test_a_recording_carries_what_the_module_tells(tree: HostTree, tmp_path: Pat
     assert "hunter2" not in file.read_text()
 
 
-@pytest.mark.usefixtures("tree")
 def test_a_recording_keeps_secrets_and_strangers_out(tmp_path: Path) -> None:
     file = tmp_path / "recorded"
     snapshot = recorder.record(file)
@@ -170,13 +170,11 @@ def test_a_recording_keeps_secrets_and_strangers_out(tmp_path: Path) -> None:
     assert "25:" not in root.read("/proc/interrupts")
 
 
-@pytest.mark.usefixtures("tree")
 def test_a_libvirt_that_failed_fails_again(tmp_path: Path) -> None:
     snapshot = recorder.record(tmp_path / "recorded", "fails")
     assert snapshot.problems == (Problem("libvirt", "libvirt does not answer"),)
 
 
-@pytest.mark.usefixtures("tree")
 def test_a_file_in_use_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("mine")
     (tmp_path / "link").symlink_to("nowhere")
@@ -187,7 +185,6 @@ def test_a_file_in_use_is_left_alone(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file", "link"]
 
 
-@pytest.mark.usefixtures("tree")
 def test_a_file_that_appears_meanwhile_is_left_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -203,14 +200,12 @@ def test_a_file_that_appears_meanwhile_is_left_alone(
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.usefixtures("tree")
 def test_a_place_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(VsrtuneError, match="cannot record: No such file or directory") as caught:
         recorder.record(tmp_path / "none" / "file")
     assert caught.value.where == str(tmp_path / "none" / "file")
 
 
-@pytest.mark.usefixtures("tree")
 def test_what_could_not_be_read_again_is_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -220,7 +215,6 @@ def test_what_could_not_be_read_again_is_not_written(
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.usefixtures("tree")
 def test_two_recordings_of_one_host_differ_in_what_is_replaced_only(tmp_path: Path) -> None:
     texts = []
     for name in ("one", "two"):

@@ -10,7 +10,7 @@ import pytest
 import recorded_hosts
 from hosttree import HostTree, scope
 from moving_host import MovingHost
-from test_observer import FakeVirt, domain, libvirt_qemu
+from test_observer import FakeVirt, domain, libvirt_qemu, two_guests
 
 from vsrtune.host.filesystem import FileStat
 from vsrtune.host.procfs import MOST_THREADS, PF_IO_WORKER, PF_USER_WORKER
@@ -40,13 +40,8 @@ profile: none
 
 @pytest.fixture
 def tree() -> HostTree:
-    """A libvirt guest vr1 (pid 50) and a plain QEMU pq1 (pid 70), both real."""
-    tree = HostTree().host()
-    libvirt_qemu(tree, 50, "vr1")
-    tree.qemu(70, "-name", "pq1,debug-threads=on")
-    tree.thread(70, 71, "CPU 0/KVM")
-    tree.device("macvtap0", 8, has="macvtap lower_p0").device("p0", 4)
-    return tree
+    """Both of them are real."""
+    return two_guests("vr1")
 
 
 def pretender(tree: HostTree, pid: int, *arguments: str, uid: int = NOBODY, exe: str = "") -> None:

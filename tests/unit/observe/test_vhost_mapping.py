@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from vsrtune.model.guest import Confidence, ThreadKey
-from vsrtune.observe.vhost_mapping import KnownQueue, Slot, WorkerMapping, assign
+from vsrtune.observe.vhost_mapping import KnownQueue, Slot, assign
 
 
 def key(tid: int, start: int = 100) -> ThreadKey:
@@ -23,117 +24,73 @@ A, B, C = slot("tapa"), slot("tapb"), slot("tapc")
 VCPU = key(60)
 
 
-def told(
-    mapped: tuple[Mapping[ThreadKey, WorkerMapping], str], workers: Sequence[ThreadKey]
-) -> list[tuple[str, int, str]]:
-    found = []
-    for worker in workers:
-        slot, confidence = mapped[0][worker]
-        name = (slot.interface, slot.queue) if slot is not None else ("-", 0)
-        found.append((*name, confidence.value))
-    return found
+HOT_B, HOT_C = slot("tapb", cold=False), slot("tapc", cold=False)
+ON_A, ON_B = KnownQueue("tapa", A.ifindex), KnownQueue("tapb", B.ifindex)
+
+# Workers in the order of age, slots, what else is known, and the slots of the workers.
+CASES: dict[str, tuple[list[ThreadKey], list[Slot], dict[str, Any], str]] = {
+    "order of age is order of back ends": (
+        [key(52, start=99), key(51), key(53)], [A, slot("tapa", 1), B], {},
+        "tapa/0 order, tapa/1 order, tapb/0 order",
+    ),
+    "no workers": ([], [], {}, ""),
+    "without known vcpus hotplug cannot be ruled out": (
+        [key(51), key(52)], [A, B], {"first_vcpu": None}, "tapa/0 uncertain, tapb/0 uncertain",
+    ),
+    "a hotplugged NIC leaves the cold ones sure": (
+        [key(51), key(52), key(70, start=999)], [A, B, HOT_C], {},
+        "tapa/0 order, tapb/0 order, tapc/0 uncertain",
+    ),
+    # tapa was unplugged, and came back on the same alias: one of two cold workers is left.
+    "a replugged NIC makes all uncertain": (
+        [key(52), key(70)], [A, B], {}, "tapa/0 uncertain, tapb/0 uncertain",
+    ),
+    "a vsock worker is told by its age": (
+        [key(51), key(52), key(70)], [A, B], {"others": 1}, "tapa/0 order, tapb/0 order, none",
+    ),
+    "seen workers are exact": (
+        [key(51), key(52)], [A, B], {"known": {key(51): ON_A}}, "tapa/0 exact, tapb/0 order",
+    ),
+    "seeing beats order and the rest follows": (
+        [key(51), key(52)], [A, B], {"known": {key(51): ON_B}}, "tapb/0 exact, tapa/0 order",
+    ),
+    "once order is wrong the rest is uncertain": (
+        [key(51), key(52), key(53)], [A, B, C], {"known": {key(51): ON_B}},
+        "tapb/0 exact, tapa/0 uncertain, tapc/0 uncertain",
+    ),
+    "a device of another time is ignored": (
+        [key(51), key(52)], [A, B], {"known": {key(51): KnownQueue("tapb", 4711)}},
+        "tapa/0 order, tapb/0 order",
+    ),
+}  # fmt: skip
+# The same where not all are mapped, and why.
+PROBLEMS: dict[str, tuple[list[ThreadKey], list[Slot], dict[str, Any], str, str]] = {
+    "counts that differ map nothing": (
+        [key(51)], [A, B], {}, "none", "1 vhost workers for 2 queues: not mapped",
+    ),
+    "vsock and hotplug cannot be told apart": (
+        [key(51), key(70), key(71)], [A, HOT_B], {"others": 1}, "tapa/0 order, none, none",
+        "vhost workers of hotplugged devices cannot be told apart",
+    ),
+    "seeing maps where counts do not agree": (
+        [key(51), key(52), key(53)], [A, B], {"known": {key(51): ON_A, key(53): ON_B}},
+        "tapa/0 exact, none, tapb/0 exact", "3 vhost workers for 2 queues: not mapped",
+    ),
+}  # fmt: skip
 
 
-def test_order_of_age_is_order_of_back_ends() -> None:
-    workers = [key(53), key(51), key(52, start=99)]
-    slots = [A, slot("tapa", 1), B]
-    mapped = assign(workers, slots, first_vcpu=VCPU)
-    assert told(mapped, [key(52, start=99), key(51), key(53)]) == [
-        ("tapa", 0, "order"),
-        ("tapa", 1, "order"),
-        ("tapb", 0, "order"),
-    ]
-    assert mapped[1] == ""
-
-
-def test_no_workers() -> None:
-    mapped = assign([], [], first_vcpu=VCPU)
-    assert (dict(mapped[0]), mapped[1]) == ({}, "")
-
-
-def test_counts_that_differ_map_nothing() -> None:
-    mapped = assign([key(51)], [A, B], first_vcpu=VCPU)
-    assert told(mapped, [key(51)]) == [("-", 0, "none")]
-    assert mapped[1] == "1 vhost workers for 2 queues: not mapped"
-
-
-def test_without_known_vcpus_hotplug_cannot_be_ruled_out() -> None:
-    mapped = assign([key(51), key(52)], [A, B], first_vcpu=None)
-    assert told(mapped, [key(51), key(52)]) == [
-        ("tapa", 0, "uncertain"),
-        ("tapb", 0, "uncertain"),
-    ]
-
-
-def test_a_hotplugged_nic_leaves_the_cold_ones_sure() -> None:
-    workers = [key(51), key(52), key(70, start=999)]
-    mapped = assign(workers, [A, B, slot("tapc", cold=False)], first_vcpu=VCPU)
-    assert told(mapped, workers) == [
-        ("tapa", 0, "order"),
-        ("tapb", 0, "order"),
-        ("tapc", 0, "uncertain"),
-    ]
-
-
-def test_a_replugged_nic_makes_all_uncertain() -> None:
-    # tapa was unplugged, and came back on the same alias: its slot is not cold, and
-    # one of two cold workers is left.
-    workers = [key(52), key(70)]
-    mapped = assign(workers, [A, B], first_vcpu=VCPU)
-    assert [c for _, _, c in told(mapped, workers)] == ["uncertain", "uncertain"]
-
-
-def test_vsock_worker_is_told_by_its_age() -> None:
-    workers = [key(51), key(52), key(70)]
-    mapped = assign(workers, [A, B], first_vcpu=VCPU, others=1)
-    assert told(mapped, workers) == [("tapa", 0, "order"), ("tapb", 0, "order"), ("-", 0, "none")]
-    assert mapped[1] == ""
-
-
-def test_vsock_and_hotplug_cannot_be_told_apart() -> None:
-    workers = [key(51), key(70), key(71)]
-    mapped = assign(workers, [A, slot("tapb", cold=False)], first_vcpu=VCPU, others=1)
-    assert told(mapped, workers) == [("tapa", 0, "order"), ("-", 0, "none"), ("-", 0, "none")]
-    assert "hotplugged" in mapped[1]
-
-
-def test_seen_workers_are_exact() -> None:
-    workers = [key(51), key(52)]
-    seen = {key(51): KnownQueue("tapa", A.ifindex)}
-    mapped = assign(workers, [A, B], first_vcpu=VCPU, known=seen)
-    assert told(mapped, workers) == [("tapa", 0, "exact"), ("tapb", 0, "order")]
-
-
-def test_seeing_beats_order_and_the_rest_follows() -> None:
-    workers = [key(51), key(52)]
-    seen = {key(51): KnownQueue("tapb", B.ifindex)}
-    mapped = assign(workers, [A, B], first_vcpu=VCPU, known=seen)
-    assert told(mapped, workers) == [("tapb", 0, "exact"), ("tapa", 0, "order")]
-
-
-def test_once_order_is_wrong_the_rest_is_uncertain() -> None:
-    workers = [key(51), key(52), key(53)]
-    seen = {key(51): KnownQueue("tapb", B.ifindex)}
-    mapped = assign(workers, [A, B, C], first_vcpu=VCPU, known=seen)
-    assert told(mapped, workers) == [
-        ("tapb", 0, "exact"),
-        ("tapa", 0, "uncertain"),
-        ("tapc", 0, "uncertain"),
-    ]
-
-
-def test_seeing_maps_where_counts_do_not_agree() -> None:
-    workers = [key(51), key(52), key(53)]
-    seen = {key(51): KnownQueue("tapa", A.ifindex), key(53): KnownQueue("tapb", B.ifindex)}
-    mapped = assign(workers, [A, B], first_vcpu=VCPU, known=seen)
-    assert told(mapped, workers) == [("tapa", 0, "exact"), ("-", 0, "none"), ("tapb", 0, "exact")]
-    assert mapped[1] != ""
-
-
-def test_a_device_of_another_time_is_ignored() -> None:
-    seen = {key(51): KnownQueue("tapb", 4711)}
-    mapped = assign([key(51), key(52)], [A, B], first_vcpu=VCPU, known=seen)
-    assert [c for _, _, c in told(mapped, [key(51), key(52)])] == ["order", "order"]
+@pytest.mark.parametrize(
+    ("workers", "slots", "more", "expected", "problem"),
+    [*((*case, "") for case in CASES.values()), *PROBLEMS.values()],
+    ids=[*CASES, *PROBLEMS],
+)
+def test_which_worker_serves_what(
+    workers: list[ThreadKey], slots: list[Slot], more: dict[str, Any], expected: str, problem: str
+) -> None:
+    mapped, told = assign(workers[::-1], slots, **{"first_vcpu": VCPU, **more})
+    found = [(mapped[w][0], mapped[w][1].value) for w in workers]
+    assert ", ".join(f"{s.interface}/{s.queue} {c}" if s else c for s, c in found) == expected
+    assert told == problem
 
 
 SLOTS = st.lists(

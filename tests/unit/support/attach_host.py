@@ -11,7 +11,8 @@ from __future__ import annotations
 import errno
 import os
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from vsrtune.attach.libvirt_hotplug import AwayError, RefusedError
@@ -413,23 +414,14 @@ class FakeAttachHost:
         index = max(self.table, default=1) + 1
         self.table[index] = replace(link, index=index)
 
-    def _change(self, what: str) -> _Change:
-        return _Change(self, what)
-
-
-class _Change:
-    def __init__(self, host: FakeAttachHost, what: str) -> None:
-        self.host, self.what = host, what
-
-    def __enter__(self) -> None:
-        self.host.changes += 1
-        self.number = self.host.changes
-        self.host.log.append(self.what)
-        self.host.before(self.number)
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            self.host.after(self.number)
+    @contextmanager
+    def _change(self, what: str) -> Iterator[None]:
+        self.changes += 1
+        number = self.changes
+        self.log.append(what)
+        self.before(number)
+        yield
+        self.after(number)
 
 
 def _domain(name: str, interfaces: str) -> str:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import shell_samples as samples
+from planning_samples import change
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VanishedError, VsrtuneError
-from vsrtune.model.guest import Guest
+from vsrtune.model.guest import Guest, Role
 from vsrtune.model.plan import Action
 from vsrtune.model.present import PresentValues
 from vsrtune.model.snapshot import Snapshot, SnapshotSlice
 from vsrtune.model.targets import CgroupDir, EmulatorPin, Pin, Target, Value, VcpuPin
-from vsrtune.plan.safety.projection import after
+from vsrtune.plan.safety.projection import project_actions
 
 
 class FakeHost:
@@ -76,7 +79,7 @@ class FakeHost:
         self.written.append((target, value))
         if isinstance(target, CgroupDir):
             (self.dirs.add if value else self.dirs.discard)(target.path)
-        self.snapshot = after(self.snapshot, Action(target, value, value, ""))
+        self.snapshot = project_actions(self.snapshot, [Action(target, value, value, "")])
 
     # -- what others do to the host
 
@@ -87,28 +90,18 @@ class FakeHost:
         guests = tuple(g for g in self.snapshot.guests if g.name != name)
         self.snapshot = replace(self.snapshot, guests=guests)
 
-    def change(self, role: str, **fields: object) -> None:
+    def change(self, role: str, **fields: Any) -> None:
         """Set fields of every thread of a role, behind our back."""
-        self.snapshot = replace(
-            self.snapshot,
-            guests=tuple(
-                replace(
-                    g,
-                    threads=tuple(
-                        replace(t, **fields) if t.role.value == role else t  # type: ignore[arg-type]
-                        for t in g.threads
-                    ),
-                )
-                for g in self.snapshot.guests
-            ),
-        )
+        self.each(lambda g: change(g, Role(role), **fields))
 
     def set_queue(self, length: int) -> None:
         """Set the queue length of every interface, behind our back."""
-        self.snapshot = replace(
-            self.snapshot,
-            guests=tuple(
-                replace(g, interfaces=tuple(replace(i, txqueuelen=length) for i in g.interfaces))
-                for g in self.snapshot.guests
-            ),
+        self.each(
+            lambda g: replace(
+                g, interfaces=tuple(replace(i, txqueuelen=length) for i in g.interfaces)
+            )
         )
+
+    def each(self, changed: Callable[[Guest], Guest]) -> None:
+        """Change every guest so."""
+        self.snapshot = replace(self.snapshot, guests=tuple(map(changed, self.snapshot.guests)))

@@ -16,7 +16,8 @@ import copy
 import errno
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -238,7 +239,7 @@ class FakeKernel:
     # -- LiveCalls
 
     def write(self, path: str, text: str) -> None:
-        with _Point(self, f"write {path} {text}"):
+        with self._point(f"write {path} {text}"):
             if path.startswith("/proc/irq/"):
                 self._set_irq(path.split("/")[3], text)
                 return
@@ -276,7 +277,7 @@ class FakeKernel:
                 raise AssertionError(path)
 
     def mkdir(self, path: str) -> None:
-        with _Point(self, f"mkdir {path}"):
+        with self._point(f"mkdir {path}"):
             name = path.removeprefix("/sys/fs/cgroup/")
             above = self.state["cgroups"].get(name.rpartition("/")[0], TOP)
             threaded = above["type"] != "domain"
@@ -286,7 +287,7 @@ class FakeKernel:
             }
 
     def rmdir(self, path: str) -> None:
-        with _Point(self, f"rmdir {path}"):
+        with self._point(f"rmdir {path}"):
             name = path.removeprefix("/sys/fs/cgroup/")
             if any(v["cgroup"] == name for v in self.state["threads"].values()):
                 raise OSError(errno.EBUSY, "busy")
@@ -294,11 +295,11 @@ class FakeKernel:
                 raise FileNotFoundError(errno.ENOENT, "no such cgroup")
 
     def set_affinity(self, tid: int, cpus: CpuSet) -> None:
-        with _Point(self, f"affinity {tid} {cpus}"):
+        with self._point(f"affinity {tid} {cpus}"):
             self._set_affinity(tid, cpus)
 
     def set_sched(self, tid: int, sched: Sched) -> None:
-        with _Point(self, f"sched {tid} {sched}"):
+        with self._point(f"sched {tid} {sched}"):
             self._set_sched(tid, sched)
 
     def pin_vcpu(self, uuid: str, vcpu: int, cpus: CpuSet, was: CpuSet | None = None) -> None:
@@ -315,14 +316,23 @@ class FakeKernel:
         path = f"{domain['path']}/{cgroup}"
         try:
             # Two steps of libvirtd, which may fail in between.
-            with _Point(self, f"libvirt cpuset {cgroup} {cpus}"):
+            with self._point(f"libvirt cpuset {cgroup} {cpus}"):
                 if self.state["cgroups"][path]["cpus"] is not None:
                     self._set_cpuset(path, str(cpus))
-            with _Point(self, f"libvirt affinity {tid} {cpus}"):
+            with self._point(f"libvirt affinity {tid} {cpus}"):
                 self._set_affinity(tid, cpus)
         except OSError as error:
             raise WriteError(f"libvirt refused: {error}", where=uuid) from error
         domain["pins"][cgroup] = str(cpus)
+
+    @contextmanager
+    def _point(self, what: str) -> Iterator[None]:
+        """One change of the host: hooks ahead and behind, then saved."""
+        self.ahead(what)
+        yield
+        self.log.append(what)
+        self.save()
+        self.behind(what)
 
     # -- the kernel
 
@@ -482,23 +492,6 @@ class FakeKernel:
         if attribute == "threaded" and "threaded" not in device:
             raise OSError(errno.EOPNOTSUPP, "no NAPI")
         device[attribute] = value
-
-
-class _Point:
-    """One change of the host: hooks ahead and behind, then saved."""
-
-    def __init__(self, host: FakeKernel, what: str) -> None:
-        self._host = host
-        self._what = what
-
-    def __enter__(self) -> None:
-        self._host.ahead(self._what)
-
-    def __exit__(self, kind: object, error: object, trace: object) -> None:
-        if kind is None:
-            self._host.log.append(self._what)
-            self._host.save()
-            self._host.behind(self._what)
 
 
 def failing_at(n: int, error: Callable[[], BaseException]) -> Step:

@@ -233,6 +233,13 @@ def snapshot(*guests: Guest, on: Host | None = None) -> Snapshot:
     return Snapshot(host() if on is None else on, guests)
 
 
+def ran(thread: Thread) -> Thread:
+    """The thread after it has run for a moment, on the first CPU where it may unless it is on one
+    of these."""
+    here = thread.last_cpu in thread.affinity
+    return thread if here else replace(thread, last_cpu=thread.affinity.first())
+
+
 def change(guest: Guest, role: Role, **more: Any) -> Guest:
     """The guest with fields of every thread of a role changed."""
     return replace(

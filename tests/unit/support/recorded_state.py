@@ -13,13 +13,13 @@ from typing import Any
 import recorded_hosts
 from advanced_root import proc_stat
 from fake_host import FakeHost
+from planning_samples import ran
 
 from vsrtune.core.errors import Lasting, WriteError
 from vsrtune.daemon.load_tracker import RecentKeeper
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.execute.journal import Journal
 from vsrtune.model.daemon_state import DaemonState
-from vsrtune.model.guest import Thread
 from vsrtune.policy.parser import parse
 
 POLICY = """\
@@ -112,13 +112,7 @@ def set_queue(host: FakeHost, guest: int, length: int) -> str:
 
 def run_threads(host: FakeHost) -> None:
     """Every thread runs for a moment, on the first CPU where it may."""
-
-    def run(thread: Thread) -> Thread:
-        here = thread.last_cpu in thread.affinity
-        return thread if here else replace(thread, last_cpu=thread.affinity.first())
-
-    guests = (replace(g, threads=tuple(run(t) for t in g.threads)) for g in host.snapshot.guests)
-    host.snapshot = replace(host.snapshot, guests=tuple(guests))
+    host.each(lambda g: replace(g, threads=tuple(map(ran, g.threads))))
 
 
 def refuse_classes(host: FakeHost) -> None:

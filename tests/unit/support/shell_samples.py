@@ -3,19 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
+
+from planning_samples import macvtap
+from planning_samples import thread as planned_thread
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import (
-    Confidence,
-    Guest,
-    Interface,
-    NicKind,
-    Role,
-    Sched,
-    Thread,
-    ThreadKey,
-    WorkerKind,
-)
+from vsrtune.model.guest import Confidence, Guest, NicKind, Role, Thread, WorkerKind
 from vsrtune.model.host import Competitor, Cpu, Host, Irq, Nic
 from vsrtune.model.module_counters import QueueCounters, TapCounters
 from vsrtune.model.snapshot import Problem, Snapshot
@@ -35,69 +29,33 @@ profile: none
 SCOPE = "machine.slice/machine-qemu-1-vr1.scope/libvirt"
 
 
-def thread(pid: int, tid: int, role: Role, **more: object) -> Thread:
+def thread(pid: int, tid: int, role: Role, **more: Any) -> Thread:
     """A thread on all CPUs; ``more`` overrides fields."""
-    base = Thread(
-        key=ThreadKey(pid, tid, 5000 + tid),
-        name="qemu",
-        role=role,
-        sched=Sched(),
-        affinity=ALL,
-        last_cpu=0,
-        cpu_ns=1_500_000_000,
-        cgroup=f"{SCOPE}/emulator",
-        cpuset_cpus="",
-        cpuset_effective=ALL,
-    )
-    return replace(base, **more)  # type: ignore[arg-type]
+    usual = {
+        "name": "qemu",
+        "cpu_ns": 1_500_000_000,
+        "cgroup": f"{SCOPE}/emulator",
+        "cpuset_limit": None,
+    }
+    return planned_thread(pid, tid, role, ALL, **{**usual, **more})
 
 
 def guest(name: str = "vr1", pid: int = 100, source: str = "libvirt") -> Guest:
     """A router with one vcpu and one macvtap with one worker."""
-    tap = f"macvtap{pid}"
-    return Guest(
-        name=name,
-        uuid="0b1d" + "0" * 28,
-        source=source,
-        pid=pid,
-        start_time=5000,
-        threads=(
-            thread(pid, pid, Role.EMULATOR, name="qemu-system-x86", pin=ALL),
-            thread(
-                pid,
-                pid + 1,
-                Role.VCPU,
-                name="CPU 0/KVM",
-                index=0,
-                cgroup=f"{SCOPE}/vcpu0",
-                pin=ALL,
-            ),
-            thread(
-                pid,
-                pid + 2,
-                Role.VHOST,
-                name=f"vhost-{pid}",
-                worker=WorkerKind.KTHREAD,
-                interface=tap,
-                queue=0,
-                confidence=Confidence.ORDER,
-            ),
-        ),
-        interfaces=(
-            Interface(
-                target=tap,
-                ifindex=pid,
-                kind=NicKind.MACVTAP,
-                mac="52:54:00:00:00:01",
-                model="virtio",
-                vhost=True,
-                queues=1,
-                txqueuelen=500,
-                ring_drops=7,
-                lower=("p0",),
-            ),
-        ),
+    tap = macvtap(
+        0, target=f"macvtap{pid}", ifindex=pid, mac="52:54:00:00:00:01", ring_drops=7, alias=""
     )
+    vcpu = {"name": "CPU 0/KVM", "index": 0, "cgroup": f"{SCOPE}/vcpu0", "pin": ALL}
+    worker = {
+        "name": f"vhost-{pid}", "worker": WorkerKind.KTHREAD, "interface": tap.target, "queue": 0,
+        "confidence": Confidence.ORDER,
+    }  # fmt: skip
+    threads = (
+        thread(pid, pid, Role.EMULATOR, name="qemu-system-x86", pin=ALL),
+        thread(pid, pid + 1, Role.VCPU, **vcpu),
+        thread(pid, pid + 2, Role.VHOST, **worker),
+    )
+    return Guest(name, "0b1d" + "0" * 28, source, pid, 5000, threads, (tap,))
 
 
 def napi_guest() -> Guest:

@@ -10,9 +10,10 @@ from dataclasses import replace
 from pathlib import Path
 
 from advanced_root import AdvancedRoot, proc_stat, softnet
+from planning_samples import ran
 
 from vsrtune.model.cpuset_tree import CpusetGroup
-from vsrtune.model.guest import Thread, ThreadKey
+from vsrtune.model.guest import ThreadKey, thread_label
 from vsrtune.model.journal_records import Entry
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import Target, Value
@@ -106,14 +107,9 @@ def _tuned(seen: Snapshot, policies: tuple[Policy, ...]) -> tuple[Snapshot, tupl
                 original = entries[action.target].original
             entries[action.target] = Entry(action.target, original, action.after, "done")
         seen = project_actions(seen, plan.actions)
-        guests = (replace(g, threads=tuple(map(_ran, g.threads))) for g in seen.guests)
+        guests = (replace(g, threads=tuple(map(ran, g.threads))) for g in seen.guests)
         seen = replace(seen, guests=tuple(guests))
     raise AssertionError(f"the plan has no end: {plan.actions}")
-
-
-def _ran(thread: Thread) -> Thread:
-    inside = thread.last_cpu in thread.affinity
-    return thread if inside else replace(thread, last_cpu=thread.affinity.first())
 
 
 def _changed(seen: Snapshot) -> Snapshot:
@@ -126,8 +122,6 @@ def _changed(seen: Snapshot) -> Snapshot:
 
 
 def _loads(seen: Snapshot) -> dict[ThreadKey, tuple[float, float]]:
-    from vsrtune.model.guest import thread_label
-
     return {
         thread.key: LOADS[guest.ref].get(thread_label(thread), (0.0, 0.0))
         for guest in seen.guests

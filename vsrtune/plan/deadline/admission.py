@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from vsrtune.model.deadline import bandwidth, limit, limit_text, percent
 from vsrtune.model.guest import DATA_PLANE, SchedClass
-from vsrtune.model.root_domains import root_domain
+from vsrtune.model.root_domains import root_domain, within
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.plan.deadline.model import DomainMode, Member, RootDomain, Search
 from vsrtune.plan.placement.model import Chosen
@@ -62,7 +62,7 @@ def evict(
         for thread in guest.threads:
             bound = bool(thread.affinity) and thread.affinity <= domain.cpus
             work = thread.role in DATA_PLANE
-            below = domain.mode is DomainMode.LOOSE and thread.cgroup.startswith(f"{domain.path}/")
+            below = domain.mode is DomainMode.LOOSE and within(thread.cgroup, domain.path)
             if not bound or not work or thread.key in inside or below or guest.ref in managed:
                 continue
             first = next(m for m in domain.members if m.booked)
@@ -104,7 +104,7 @@ def emulators(per_guest: Sequence[Requirements], search: Search) -> None:
             continue
         for domain in search.domains:
             loose = domain.mode is DomainMode.LOOSE
-            inside = loose and pin.thread.cgroup.startswith(f"{domain.path}/")
+            inside = loose and within(pin.thread.cgroup, domain.path)
             pick = chosen[pin.thread.key].cpus
             if inside and not pick <= domain.cpus:
                 if pin.cpus is None:

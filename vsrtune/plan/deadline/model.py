@@ -10,6 +10,7 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import Role, Thread, ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.plan import Refusal
+from vsrtune.model.root_domains import within
 from vsrtune.plan.placement.model import Chosen
 from vsrtune.plan.requirements import PinRequest, Requirements, label
 from vsrtune.policy.model import sched_keys
@@ -75,7 +76,7 @@ class RootDomain:
         group = host.cpuset(self.path)
         if group is None or not group.valid:
             return False
-        below = self.mode is DomainMode.LOOSE and cgroup.startswith(f"{self.path}/")
+        below = self.mode is DomainMode.LOOSE and within(cgroup, self.path)
         return below or cgroup == self.path
 
     @property

@@ -8,8 +8,10 @@ DEADLINE.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
+
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.cpuset_tree import CpusetGroup
+from vsrtune.model.cpuset_tree import CpusetGroup, upwards
 from vsrtune.model.deadline import limit, percent
 from vsrtune.model.host import Host
 from vsrtune.model.plan import Action
@@ -28,7 +30,7 @@ from vsrtune.model.targets import (
 )
 from vsrtune.plan.deadline.model import DomainMode, RootDomain, RootDomains
 from vsrtune.plan.phases import Draft, Phase
-from vsrtune.plan.requirements import EMULATOR_CGROUP, Context, Requirements, label
+from vsrtune.plan.requirements import EMULATOR_CGROUP, Context, label
 
 _LIBVIRTS = ("emulator", "iothread", "vcpu")
 
@@ -38,7 +40,7 @@ MEMBER, ROOT = PartitionState("member"), PartitionState("root")
 
 def build(context: Context, snapshot: Snapshot, found: RootDomains, draft: Draft) -> None:
     """Add the actions that the root domains need."""
-    maker = _Maker(context, snapshot, found, draft)
+    maker = _Maker(context, snapshot.host, found, draft)
     for domain in found.domains:
         match domain.mode:
             case DomainMode.TIGHT | DomainMode.KTHREADS:
@@ -86,98 +88,86 @@ def _taken(snapshot: Snapshot, domain: RootDomain) -> str:
     return f"taken from everything else on this host{but}, which has CPUs {rest} then"
 
 
+@dataclass(frozen=True, slots=True)
 class _Maker:
-    """Makes the actions of all root domains of one plan."""
+    """Makes the actions of all root domains of one plan. ``shielded`` are the cgroups of which
+    the others inside are shielded already."""
 
-    def __init__(
-        self, context: Context, snapshot: Snapshot, found: RootDomains, draft: Draft
-    ) -> None:
-        self._context = context
-        self._host: Host = snapshot.host
-        self._found = found
-        self._draft = draft
-        self._shielded: set[str] = set()
+    context: Context
+    host: Host
+    found: RootDomains
+    draft: Draft
+    shielded: set[str] = field(default_factory=set)
 
     # -- one target each
 
     def _text(self, path: str, file: str) -> str:
-        group = self._host.cpuset(path)
+        group = self.host.cpuset(path)
         if group is None:
             return ""
         return group.cpus if file == CPUS else group.exclusive or ""
 
-    def _set(
-        self,
-        requirements: Requirements | None,
-        path: str,
-        file: str,
-        text: str,
-        phase: Phase,
-        why: str,
-    ) -> None:
-        ref = HOST_REF if requirements is None else requirements.guest.ref
+    def _set(self, ref: str, path: str, file: str, text: str, phase: Phase, why: str) -> None:
         target = CpusetFile(ref, path, file)
-        self._draft.desired.add(target)
+        self.draft.desired.add(target)
         now = self._text(path, file)
         if now != text:
-            self._draft.add(phase, Action.of(target, CpusetList(now), CpusetList(text), why))
+            self.draft.add(phase, Action.of(target, CpusetList(now), CpusetList(text), why))
 
-    def _partition(self, requirements: Requirements | None, domain: RootDomain) -> None:
-        ref = HOST_REF if requirements is None else requirements.guest.ref
+    def _partition(self, ref: str, domain: RootDomain) -> None:
         target = Partition(ref, domain.path)
-        self._draft.desired.add(target)
-        group = self._host.cpuset(domain.path)
+        self.draft.desired.add(target)
+        group = self.host.cpuset(domain.path)
         now = PartitionState(group.partition) if group is not None else MEMBER
         if now == ROOT:
-            self._draft.skip(ref, f"partition {domain.path}", "already set: root")
+            self.draft.skip(ref, f"partition {domain.path}", "already set: root")
             return
         why = f"a root domain of CPUs {domain.cpus} for class deadline: {domain.why}"
         if now.wanted == "root":
             why = f"something else made it useless ({now}); written again"
-        self._draft.add(Phase.PARTITIONS, Action.of(target, now, ROOT, why))
+        self.draft.add(Phase.PARTITIONS, Action.of(target, now, ROOT, why))
 
     # -- tight, and kernel threads
 
     def threads_cgroup(self, domain: RootDomain) -> None:
         """Make the partition's cgroup and move the domain's threads there. The cgroup is
         libvirt's of a vcpu, or our own."""
-        requirements = domain.members[0].requirements
-        ref, path = requirements.guest.ref, domain.path
+        ref, path = domain.guests[0], domain.path
         # Cgroups that earlier plans made for workers may hold them until they move.
-        self._draft.desired |= {
+        self.draft.desired |= {
             t
-            for t in self._context.applied
+            for t in self.context.applied
             if isinstance(t, CgroupDir) and t.guest == ref and not is_partition(t.path)
         }
         if is_partition(path):
-            self._own_cgroup(requirements, domain)
+            self._own_cgroup(ref, domain)
         for member in domain.members:
             thread = member.thread
             move = ThreadCgroup(ref, thread.key, label(thread))
-            if thread.cgroup == path and move not in self._context.applied:
+            if thread.cgroup == path and move not in self.context.applied:
                 continue
-            self._draft.desired.add(move)
+            self.draft.desired.add(move)
             if thread.cgroup == path:
-                self._draft.skip(ref, f"{label(thread)} cgroup", "already in its partition")
+                self.draft.skip(ref, f"{label(thread)} cgroup", "already in its partition")
                 continue
             why = f"into the root domain of CPUs {domain.cpus}"
-            self._draft.add(Phase.PARTITION_MOVES, Action.of(move, thread.cgroup, path, why))
+            self.draft.add(Phase.PARTITION_MOVES, Action.of(move, thread.cgroup, path, why))
         if domain.mode is DomainMode.TIGHT:
             own = Phase.PARTITION_LISTS
-            self._set(requirements, path, EXCLUSIVE, str(domain.cpus), own, "for the partition")
-            self._shield(requirements, domain.path.rpartition("/")[0])
-        self._partition(requirements, domain)
+            self._set(ref, path, EXCLUSIVE, str(domain.cpus), own, "for the partition")
+            self._shield(ref, domain.path.rpartition("/")[0])
+        self._partition(ref, domain)
 
-    def _own_cgroup(self, requirements: Requirements, domain: RootDomain) -> None:
-        target = CgroupDir(requirements.guest.ref, domain.path)
-        self._draft.desired.add(target)
-        if self._host.cpuset(domain.path) is None and self._context.applied.get(target) is not True:
+    def _own_cgroup(self, ref: str, domain: RootDomain) -> None:
+        target = CgroupDir(ref, domain.path)
+        self.draft.desired.add(target)
+        if self.host.cpuset(domain.path) is None and self.context.applied.get(target) is not True:
             why = f"room for the threads of the root domain of CPUs {domain.cpus}"
-            self._draft.add(Phase.PARTITION_CGROUPS, Action.of(target, False, True, why))
+            self.draft.add(Phase.PARTITION_CGROUPS, Action.of(target, False, True, why))
         why = f"the CPUs of the root domain ({domain.mode.value})"
-        self._set(requirements, domain.path, CPUS, str(domain.cpus), Phase.PARTITION_CGROUPS, why)
+        self._set(ref, domain.path, CPUS, str(domain.cpus), Phase.PARTITION_CGROUPS, why)
 
-    def _shield(self, requirements: Requirements, parent: str) -> None:
+    def _shield(self, ref: str, parent: str) -> None:
         """Keep the lists of libvirt's other cgroups from breaking the partitions.
 
         A partition is invalid if a cgroup beside it has one of its CPUs in its list
@@ -187,16 +177,16 @@ class _Maker:
         by these instead of its list. Each cgroup needs a CPU of its own for that. The emulator's
         comes first; where CPUs run out, the partitions' CPUs are taken from the list.
         """
-        if parent in self._shielded:
+        if parent in self.shielded:
             return
-        self._shielded.add(parent)
-        own = {d.path for d in self._found.domains}
-        taken = CpuSet.union(d.cpus for d in self._found.domains)
-        spare = [c for c in self._host.online if c not in taken]
-        lists = {g.path: self._after_pins(requirements, g.path, g.cpus) for g in self._host.cpusets}
+        self.shielded.add(parent)
+        own = {d.path for d in self.found.domains}
+        taken = CpuSet.union(d.cpus for d in self.found.domains)
+        spare = [c for c in self.host.online if c not in taken]
+        lists = {g.path: self._after_pins(ref, g.path, g.cpus) for g in self.host.cpusets}
         beside = [
             g
-            for g in self._host.cpusets
+            for g in self.host.cpusets
             if g.path.rpartition("/")[0] == parent and g.path not in own
         ]
         for group in sorted(beside, key=_written_by_libvirt):
@@ -212,31 +202,26 @@ class _Maker:
             if known:
                 spare = [c for c in spare if c not in known]
                 why = "so that its list of CPUs cannot make the partition beside it invalid"
-                self._set(requirements, group.path, EXCLUSIVE, str(known), Phase.LISTS_BESIDE, why)
+                self._set(ref, group.path, EXCLUSIVE, str(known), Phase.LISTS_BESIDE, why)
             else:
-                self._make_room(requirements, group, taken)
+                self._make_room(ref, group, taken)
 
-    def _make_room(self, requirements: Requirements, group: CpusetGroup, taken: CpuSet) -> None:
-        target = CpusetFile(requirements.guest.ref, group.path, CPUS)
-        now = self._after_pins(requirements, group.path, group.cpus)
-        if target in self._context.applied:
-            self._draft.desired.add(target)
+    def _make_room(self, ref: str, group: CpusetGroup, taken: CpuSet) -> None:
+        target = CpusetFile(ref, group.path, CPUS)
+        now = self._after_pins(ref, group.path, group.cpus)
+        if target in self.context.applied or CpuSet.parse(now) & taken:
+            self.draft.desired.add(target)
         if CpuSet.parse(now) & taken:
-            self._draft.desired.add(target)
             rest = CpusetList(str(CpuSet.parse(now) - taken))
             why = f"CPUs {taken} are to be exclusive"
-            self._draft.add(Phase.LISTS_BESIDE, Action.of(target, CpusetList(now), rest, why))
+            self.draft.add(Phase.LISTS_BESIDE, Action.of(target, CpusetList(now), rest, why))
 
-    def _after_pins(self, requirements: Requirements, path: str, text: str) -> str:
+    def _after_pins(self, ref: str, path: str, text: str) -> str:
         """The ``cpuset.cpus`` of a libvirt cgroup after the plan's pins; ``text`` is the present
         one."""
-        for action in self._draft.of(Phase.PIN_VCPUS, Phase.PIN_EMULATORS):
+        for action in self.draft.of(Phase.PIN_VCPUS, Phase.PIN_EMULATORS):
             target, pin = action.target, action.after
-            if (
-                target.guest != requirements.guest.ref
-                or not isinstance(pin, Pin)
-                or pin.cpuset is None
-            ):
+            if target.guest != ref or not isinstance(pin, Pin) or pin.cpuset is None:
                 continue
             name = f"vcpu{target.vcpu}" if isinstance(target, VcpuPin) else EMULATOR_CGROUP
             if path.rpartition("/")[2] == name:
@@ -247,14 +232,12 @@ class _Maker:
 
     def slice(self, domain: RootDomain) -> None:
         """Make the whole slice a partition."""
-        if domain.path in self._context.kept:
-            self._partition(None, domain)
-            return
-        group = self._host.cpuset(domain.path)
-        file = CPUS if group is None or group.exclusive is None else EXCLUSIVE
-        why = f"the CPUs of the root domain: {domain.why}"
-        self._set(None, domain.path, file, str(domain.cpus), Phase.PARTITION_LISTS, why)
-        self._partition(None, domain)
+        if domain.path not in self.context.kept:
+            group = self.host.cpuset(domain.path)
+            file = CPUS if group is None or group.exclusive is None else EXCLUSIVE
+            why = f"the CPUs of the root domain: {domain.why}"
+            self._set(HOST_REF, domain.path, file, str(domain.cpus), Phase.PARTITION_LISTS, why)
+        self._partition(HOST_REF, domain)
 
     # -- lists above the partitions
 
@@ -262,42 +245,39 @@ class _Maker:
         """Write ``cpuset.cpus.exclusive`` on every cgroup above tight partitions, and narrow the
         lists of slices that stand in the way of partitions beside them (before 6.7)."""
         needed: dict[str, CpuSet] = {}
-        owner: dict[str, Requirements] = {}
-        for domain in self._found.domains:
+        owner: dict[str, str] = {}
+        for domain in self.found.domains:
             if domain.mode is not DomainMode.TIGHT:
                 continue
-            above = domain.path.rpartition("/")[0]
-            while above:
+            for above in upwards(domain.path.rpartition("/")[0]):
                 needed[above] = needed.get(above, CpuSet()) | domain.cpus
-                owner[above] = domain.members[0].requirements
-                above = above.rpartition("/")[0]
+                owner[above] = domain.guests[0]
         why = "CPUs that partitions below may take"
         for path, cpus in sorted(needed.items()):
-            requirements = owner[path] if path.count("/") >= 1 else None
+            ref = owner[path] if "/" in path else HOST_REF
             wanted = cpus | self._strangers(path)
-            ref = HOST_REF if requirements is None else requirements.guest.ref
             now = CpuSet.parse(self._text(path, EXCLUSIVE))
-            foreign = CpusetFile(ref, path, EXCLUSIVE) not in self._context.applied
+            foreign = CpusetFile(ref, path, EXCLUSIVE) not in self.context.applied
             if foreign and wanted <= now:
                 continue
-            self._set(requirements, path, EXCLUSIVE, str(wanted), Phase.LISTS_ABOVE, why)
-        loose = {d.path for d in self._found.domains if d.mode is DomainMode.LOOSE}
-        top = CpuSet.union(d.cpus for d in self._found.domains if d.mode is DomainMode.KTHREADS)
-        for group in self._host.cpusets:
+            self._set(ref, path, EXCLUSIVE, str(wanted), Phase.LISTS_ABOVE, why)
+        loose = {d.path for d in self.found.domains if d.mode is DomainMode.LOOSE}
+        top = CpuSet.union(d.cpus for d in self.found.domains if d.mode is DomainMode.KTHREADS)
+        for group in self.host.cpusets:
             lists = CpuSet.parse(group.cpus)
             if "/" in group.path or group.path in loose or not lists & top or group.valid:
                 continue
-            if group.path in {d.path for d in self._found.domains}:
+            if group.path in {d.path for d in self.found.domains}:
                 continue
             why = f"CPUs {lists & top} become a partition beside it"
-            self._set(None, group.path, CPUS, str(lists - top), Phase.PARTITION_LISTS, why)
+            self._set(HOST_REF, group.path, CPUS, str(lists - top), Phase.PARTITION_LISTS, why)
 
     def _strangers(self, path: str) -> CpuSet:
         """The exclusive CPUs of cgroups directly below ``path`` that are not of these domains."""
-        own = {d.path for d in self._found.domains}
-        mine = {t.path for t in self._context.applied if isinstance(t, CpusetFile)}
+        own = {d.path for d in self.found.domains}
+        mine = {t.path for t in self.context.applied if isinstance(t, CpusetFile)}
         cpus = CpuSet()
-        for group in self._host.cpusets:
+        for group in self.host.cpusets:
             beneath = group.path.rpartition("/")[0] == path
             above_own = any(p.startswith(f"{group.path}/") for p in own)
             if beneath and group.path not in own | mine and not above_own and group.exclusive:

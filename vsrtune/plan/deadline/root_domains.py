@@ -24,7 +24,7 @@ from collections.abc import Mapping, Sequence
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import DATA_PLANE, Role, ThreadKey, WorkerKind
 from vsrtune.model.host import Host
-from vsrtune.model.root_domains import PARTITION_CGROUP, is_partition, isolated_alone
+from vsrtune.model.root_domains import PARTITION_CGROUP, is_partition, isolated_alone, within
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.plan.deadline.admission import admit, emulators, evict, keep_out
 from vsrtune.plan.deadline.model import DomainMode, Member, RootDomain, RootDomains, Search
@@ -130,7 +130,12 @@ def _sets(
             for member in group:
                 mine = search.chosen[member.thread.key].cpus
                 if mine != other:
-                    _overlap(member, mine, other, search)
+                    search.refuse(
+                        member,
+                        f"{label(member.thread)} would get CPUs {mine}, and others CPUs {other} "
+                        "for a root domain: a thread is in one root domain with all its CPUs",
+                        f"give it CPUs {other}, or CPUs outside them",
+                    )
     return sets
 
 
@@ -142,15 +147,6 @@ def _floats(context: Context, group: Sequence[Member]) -> bool:
     top = context.host.cpuset(next(iter(slices)))
     shared = len({m.requirements.guest.ref for m in group}) > 1
     return shared or top is None or top.exclusive is None
-
-
-def _overlap(member: Member, cpus: CpuSet, other: CpuSet, search: Search) -> None:
-    search.refuse(
-        member,
-        f"{label(member.thread)} would get CPUs {cpus}, and others CPUs {other} for a root domain: "
-        "a thread is in one root domain with all its CPUs",
-        f"give it CPUs {other}, or CPUs outside them",
-    )
 
 
 def _no_cpusets(group: Sequence[Member], search: Search) -> None:
@@ -187,7 +183,7 @@ def _domain(
     top = host.cpuset(next(iter(slices)))
     single = len(guests) == 1
     threaded = single and all(_libvirt(m) for m in group)
-    if threaded and _at_home(group) and top is not None and top.exclusive is not None:
+    if threaded and len(parents) == 1 and top is not None and top.exclusive is not None:
         path = f"{next(iter(parents))}/{_tight_name(cpus, group)}"
         return RootDomain(
             DomainMode.TIGHT, cpus, path, group, "a partition of its own, below the guest"
@@ -220,7 +216,7 @@ def _in_kept(context: Context, domain: RootDomain, search: Search) -> RootDomain
     """The root domain beside slices that stay root domains: threads in one of these can have no
     other."""
     path = domain.slice
-    below = [m for m in domain.members if m.thread.cgroup.startswith(f"{path}/")]
+    below = [m for m in domain.members if within(m.thread.cgroup, path)]
     if path not in context.kept or not below or domain.mode is DomainMode.LOOSE:
         return domain
     if domain.mode is DomainMode.TIGHT:
@@ -248,11 +244,6 @@ def _libvirt(member: Member) -> bool:
     return member.requirements.guest.source == "libvirt" and (
         path.count("/") >= 2 or is_partition(path)
     )
-
-
-def _at_home(group: Sequence[Member]) -> bool:
-    """Whether all threads are below one threaded cgroup of their guest."""
-    return len({m.thread.cgroup.rpartition("/")[0] for m in group}) == 1
 
 
 def _merge(
@@ -285,7 +276,7 @@ def _merge(
     kept = context.host.cpuset(slice_) if slice_ in context.kept else None
     if kept is not None:
         # The other threads of these guests live at the top.
-        inside = [m for m in inside if m.thread.cgroup.startswith(f"{slice_}/")]
+        inside = [m for m in inside if within(m.thread.cgroup, slice_)]
     old = [
         d
         for d in search.domains
@@ -311,7 +302,7 @@ def _merge(
             continue
         for thread in guest.threads:
             bound = thread.affinity & context.online
-            below = thread.cgroup.startswith(f"{slice_}/")
+            below = within(thread.cgroup, slice_)
             if below and thread.role in DATA_PLANE and not bound & cpus:
                 first = next(m for m in inside if m.booked)
                 search.refuse(

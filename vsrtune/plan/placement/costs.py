@@ -155,10 +155,7 @@ class Board:
         self._of_guest: dict[str, float] = {}
         # The least base and load among these CPUs, until a thread comes or goes.
         self._least: dict[CpuSet, tuple[float, float]] = {}
-        self._parties = [
-            Party(s.guest, s.role, _demand(s.load or (), s.booked, window), s.booked, s.links)
-            for s in seats
-        ]
+        self._parties = [_party(seat, window) for seat in seats]
         fixed = [(_party(o, window), o) for o in occupants]
         parties = [*self._parties, *(party for party, _ in fixed)]
         self._near = _near(parties)
@@ -299,8 +296,9 @@ def _demand(load: tuple[float, ...], booked: int, window: int | None) -> float:
     return demand((load[-WINDOWS:][window],), booked)
 
 
-def _party(o: Occupant, window: int | None) -> Party:
-    return Party(o.guest, o.role, _demand(o.load, o.booked, window), o.booked, o.links)
+def _party(one: Seat | Occupant, window: int | None) -> Party:
+    wanted = _demand(one.load or (), one.booked, window)
+    return Party(one.guest, one.role, wanted, one.booked, one.links)
 
 
 def _near(parties: Iterable[Party]) -> dict[str, tuple[str, ...]]:
