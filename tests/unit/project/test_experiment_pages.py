@@ -17,11 +17,11 @@ pytest.importorskip("matplotlib")
 
 from experiments import found, judge, lab, page, reserve
 from experiments.data import Data
-from experiments.figures import FIGURES, budgets, isolation
+from experiments.figures import FIGURES
 from experiments.plan import TREE, Claim, Verdict
 
 from vsrtune.bench.report.files import outcome_to_json
-from vsrtune.bench.spec.model import Configuration, Load, Outcome, Trial
+from vsrtune.bench.spec.model import Configuration, Outcome, Trial
 
 RESULTS = TREE / "docs" / "results"
 
@@ -191,12 +191,6 @@ class TestPages:
         assert drawn == {}
 
 
-def test_stored_results_read_back_the_same(tmp_path: Path) -> None:
-    made = samples.outcome("compare")
-    store(tmp_path, "x/y", made)
-    assert Data(tmp_path).outcome("x/y") == made
-
-
 DEADLINE = "deadline:30000000/200000000/200000000ns reset-on-fork"
 
 
@@ -222,28 +216,6 @@ def test_budgets_that_were_not_in_force(
     assert page.decided(Claim("", guarded), data).answer == ("refused" if why else "open")
 
 
-@pytest.mark.parametrize(
-    ("peak", "bend", "answer"),
-    [
-        (99999, 1.0, "agrees"),
-        (20000, 1.0, "differs"),  # a plateau is no line of the whole range
-        (99999, 0.6, "differs"),  # R² is high, and it starts above nothing
-        (99999, 3.0, "differs"),
-    ],
-)
-def test_a_line_through_the_budgets(peak: float, bend: float, answer: str, tmp_path: Path) -> None:
-    """400 pps for each percent, up to a peak."""
-    trials = [
-        samples.trial(f"{p} %", 64000, turn * min(peak, 400 * 100 * (p / 100) ** bend))
-        for turn in (1.0, 0.97, 1.02, 0.99, 1.03)
-        for p in budgets.BUDGETS
-    ]
-    store(tmp_path, "fig05/budgets", compared(trials))
-    found = budgets.straight(Data(tmp_path).of("fig05"))
-    assert found.answer == answer
-    assert answer == "differs" or "R² 1.000 of the medians; 400 pps for each percent" in found.text
-
-
 class TestFound:
     """The one page of what was found."""
 
@@ -252,46 +224,12 @@ class TestFound:
     def test_it_is_what_the_stored_results_say(self) -> None:
         assert found.text(FIGURES, RESULTS) == self.text
 
-    def test_it_is_one_page_with_five_pictures(self) -> None:
-        lines = self.text.splitlines()
-        assert len(lines) <= 80
-        assert [line for line in lines if len(line) > found.WIDTH and line[0] != "|"] == []
-        pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", self.text)
-        assert len(set(pictures)) == len(pictures) == 5
-        assert all((RESULTS / picture).exists() for picture in pictures)
-
     def test_it_leads_to_each_page_and_each_leads_back(self) -> None:
         links = set(re.findall(r"(?<!!)\[[^]!]+\]\(([^)]+)\)", self.text))
         assert [link for link in links if not (RESULTS / link).exists()] == []
         pages = {path.name for path in RESULTS.glob("*.md")} - {"README.md"}
         assert pages - links == set()
         assert [name for name in pages if page.START not in (RESULTS / name).read_text()] == []
-
-    def test_nothing_measured_is_said(self, tmp_path: Path) -> None:
-        text = found.text(FIGURES, tmp_path)
-        assert "has not been measured" in text
-        assert "(png/" not in text
-        assert "not shown to isolate anything" in text
-
-    def test_budgets_that_isolate_are_said(self, tmp_path: Path) -> None:
-        (run,) = (run for run in isolation.FIGURE.runs if run.name == "fourfold")
-        names = [str(c["name"]) for c in run.configurations]
-        load = Load({"vr1": 36000.0, "vr2": 8000.0}, 2.0)
-        trials = [
-            replace(
-                samples.trial(name, 44000, 12000),
-                load=load,
-                sent=88000,
-                sent_by={"vr1": 72000, "vr2": 16000},
-                forwarded_by={"vr1": 8000, "vr2": 16000 if name == names[0] else 4000},
-            )
-            for _ in range(9)
-            for name in names
-        ]
-        store(tmp_path / "raw", "isolation/fourfold", compared(trials))
-        text = " ".join(found.text(FIGURES, tmp_path).split())
-        assert "**CPU budgets isolate routers more than equal priority alone does.**" in text
-        assert "fourfold, reached: 4.00 (95% 4.00..4.00, 9 pairs)" in text
 
 
 def test_runs_are_made_once(tmp_path: Path) -> None:

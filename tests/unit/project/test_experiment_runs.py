@@ -16,8 +16,7 @@ from ruamel.yaml import YAML
 pytest.importorskip("matplotlib")
 
 from experiments import inlab
-from experiments.__main__ import _named
-from experiments.figures import FIGURES, budgets, fairness, fig20, isolation
+from experiments.figures import FIGURES, budgets, fairness, isolation
 from experiments.nslab import counters, measure, probes, traffic
 from experiments.nslab.beds import Bed, Kind
 from experiments.plan import TREE
@@ -26,7 +25,6 @@ from labtool import guests
 from vsrtune.bench.cli import read_spec
 
 RUNS = {f"{figure.id}/{run.name}": run for figure in FIGURES for run in figure.runs}
-BEDS = [run for run in RUNS.values() if run.bed is not None]
 OF_BENCH = {key: run for key, run in RUNS.items() if run.bed is None}
 
 
@@ -67,14 +65,6 @@ def test_the_bench_takes_the_specifications(
         wanted = ("+".join(run.guests),) if run.guests else run.together or (run.router,)
         names = ["native" if r.native else r.name for r in spec.routers]
         assert (spec.method.kind, names) == ("sweep", [*wanted])
-
-
-def test_guests_of_a_group_are_one_router(lab: None) -> None:
-    (run,) = fig20.FIGURE.runs
-    (router,) = inlab.routers(todo(f"fig20/{run.name}"))
-    assert router["guests"] == ["vr1", "vr2", "vr3", "vr4"]
-    assert set(router["forth"]) == {"source", "destination"}
-    assert inlab.method(todo(f"fig20/{run.name}"), 1)["sizes"] == [60, 508, 1496]
 
 
 def test_a_guest_may_be_in_a_group_with_another() -> None:
@@ -130,13 +120,6 @@ def test_budgets_are_those_named() -> None:
     assert reserved(own) == pytest.approx({1: 40})
 
 
-def test_a_family_of_figures_by_its_first_word() -> None:
-    names = [figure.id for figure in FIGURES]
-    assert _named("napi", names) == [name for name in names if name.startswith("napi-")]
-    assert _named("peers,fig03", names) == ["peers", "fig03"]
-    assert _named("nothing", names) == ["nothing"]
-
-
 # -- namespace routers
 
 
@@ -158,9 +141,6 @@ class TestPlan:
         assert measure.overloads((3.0, 10.0), 100.0, 2000.0) == [300.0, 1000.0]
         assert measure.overloads((3.0, 10.0), 100.0, 700.0) == [300.0, 600.0]
         assert measure.overloads((3.0, 10.0), 100.0, 250.0) == [150.0]
-
-    def test_runs_are_short_enough_for_a_sitting(self) -> None:
-        assert all(run.expected_seconds < 240 for run in BEDS)
 
 
 class TestReading:
@@ -184,10 +164,6 @@ class TestReading:
             "Result: OK: 500000(c1+d2) usec, 900 (60byte,0frags)\n"
         )
         assert traffic.parse("a", text) == traffic.Sent(1000, 0.5)
-
-    def test_addresses_carry_over(self) -> None:
-        assert traffic.last_address("10.9.0.1", 1) == "10.9.0.1"
-        assert traffic.last_address("10.9.0.1", 256) == "10.9.1.0"
 
     def test_a_probe_tells_when_it_was_sent(self) -> None:
         made = probes.frame("02:76:00:00:00:00", "10.9.0.1", 5, 1234567890123456789)
