@@ -119,9 +119,20 @@ class Data:
         return max(self.points(run, configuration), key=lambda p: p.pps)
 
 
+def cpu_share(point: Point, role: str) -> float:
+    """CPU seconds of a role for each second of the trials (1.0 is one busy CPU)."""
+    used = sum(trial.cpu_seconds.get(role, 0.0) for trial in point.trials)
+    return used / sum(trial.seconds for trial in point.trials)
+
+
+def spread(point: Point) -> float:
+    """(highest - lowest) / median of the forwarded pps; 0 when nothing was forwarded."""
+    return (point.high - point.low) / point.pps if point.pps else 0.0
+
+
 def mix(point: Point, roles: Sequence[str] = ("vcpu", "vhost", "softirq")) -> str:
     """What a point's CPU time went to and where its frames were lost, in one clause."""
-    cpu = ", ".join(f"{role} {100 * point.cpu_share(role):.0f} %" for role in roles)
+    cpu = ", ".join(f"{role} {100 * cpu_share(point, role):.0f} %" for role in roles)
     places = {
         "nic": "the NIC",
         "softnet_backlog": "the backlog",

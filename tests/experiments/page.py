@@ -115,11 +115,17 @@ def write(figures: Sequence[Figure], docs: Path) -> None:
     (docs / "png").mkdir(parents=True, exist_ok=True)
     data = Data(docs / "raw")
     for page, own in pages(figures):
-        _write(page, own, data, docs)
+        text, drawn = made(page, own, data)
+        (docs / f"{page.name}.md").write_text(text, encoding="utf-8")
+        for name, plot in drawn.items():
+            file = docs / "png" / f"{name}.png"
+            plot.savefig(file, format="png", dpi=110, metadata={"Software": None})
 
 
-def _write(page: Page, figures: Sequence[Figure], data: Data, docs: Path) -> None:
+def made(page: Page, figures: Sequence[Figure], data: Data) -> tuple[str, dict[str, plots.Figure]]:
+    """The text of a page, and the plots that it shows, by name."""
     sections: list[str] = []
+    drawn: dict[str, plots.Figure] = {}
     summary: list[tuple[str, ...]] = []
     for figure in figures:
         own = data.of(figure.id)
@@ -128,14 +134,13 @@ def _write(page: Page, figures: Sequence[Figure], data: Data, docs: Path) -> Non
         for claim, verdict in verdicts:
             summary.append((link, claim.text, page.answers[verdict.answer]))
             link = ""
-        sections += _figure(figure, verdicts, own, docs, page.answers)
+        sections += _figure(figure, verdicts, own, drawn, page.answers)
     points = table(("", "point", "here"), summary)
     told = counted(answer for *_, answer in summary)
     text = [f"# {page.title}", "", START, "", page.head, _RULES, *_host(figures, data)]
     text += ["## Point by point", "", f"{len(summary)} points: {told}.", ""]
     text += [*points, "", *sections, page.tail]
-    path = docs / f"{page.name}.md"
-    path.write_text("\n".join(text).rstrip() + "\n", encoding="utf-8")
+    return "\n".join(text).rstrip() + "\n", drawn
 
 
 def counted(answers: Iterable[str]) -> str:
@@ -207,14 +212,14 @@ def _figure(
     figure: Figure,
     verdicts: Sequence[tuple[Claim, Verdict]],
     data: Data,
-    docs: Path,
+    drawn: dict[str, plots.Figure],
     answers: Mapping[str, str],
 ) -> list[str]:
     lines = [f"## {figure.title}", ""]
     if figure.paper:
         lines += [f"*The paper.* {figure.paper}", ""]
     lines += [f"*Here.* {figure.ours}", ""]
-    lines += _plots(figure, data, docs)
+    lines += _plots(figure, data, drawn)
     if verdicts:
         rows = ((c.text, answers[v.answer], v.text) for c, v in verdicts)
         lines += [*table(("point", "here", "by which figures"), rows), ""]
@@ -252,19 +257,14 @@ def _links(figure: Figure, data: Data) -> Iterator[str]:
         )
 
 
-def _plots(figure: Figure, data: Data, docs: Path) -> list[str]:
+def _plots(figure: Figure, data: Data, drawn: dict[str, plots.Figure]) -> list[str]:
     """Draw the figure's own plots, or a line for each configuration of its runs."""
     try:
-        made = dict(_default(figure, data) if figure.plots is None else figure.plots(data))
+        own = dict(_default(figure, data) if figure.plots is None else figure.plots(data))
     except Missing as run:
         return [f"The plot needs `{run}`, which has not been measured.", ""]
-    lines = []
-    for name, drawn in made.items():
-        drawn.savefig(
-            docs / "png" / f"{name}.png", format="png", dpi=110, metadata={"Software": None}
-        )
-        lines += [f"![{figure.title}](png/{name}.png)", ""]
-    return lines
+    drawn |= own
+    return [line for name in own for line in (f"![{figure.title}](png/{name}.png)", "")]
 
 
 def _default(figure: Figure, data: Data) -> Iterator[tuple[str, plots.Figure]]:

@@ -9,7 +9,7 @@ from typing import Any
 from vsrtune.bench.report import plots
 from vsrtune.bench.report.points import Point
 
-from .data import Data
+from .data import Data, cpu_share
 from .judge import Judge, Place, Rule, above, compared, near, same, top
 from .plan import Boot
 from .text import table
@@ -57,7 +57,7 @@ def alike(run: str, ours: str, theirs: str) -> Judge:
 
 def idle_share(found: Point, boot: Boot) -> float:
     """Of the time of all the lab's CPUs."""
-    return found.cpu_share("idle") / boot.cpus
+    return cpu_share(found, "idle") / boot.cpus
 
 
 def threads_per_million(found: Point) -> float:

@@ -57,8 +57,6 @@ TESTS = [
     "attach/test_attach_trouble.py",
     "attach/test_transaction.py",
     "daemon/test_runs_the_plan.py",
-    "project/test_experiment_budgets.py",
-    "project/test_experiment_napi.py",
     "project/test_experiment_pages.py",
 ]
 # It needs a real-time class, which nothing gets here.

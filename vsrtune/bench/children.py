@@ -18,6 +18,7 @@ from typing import Any
 import vsrtune
 from vsrtune.core.closing import Closing
 from vsrtune.core.errors import Lasting, VsrtuneError
+from vsrtune.host.state_files import write_all
 
 # Time for an answer beyond that of traffic; a remote login, or a host under load, is slow.
 ANSWER_SECONDS = 60.0
@@ -35,9 +36,7 @@ def module(name: str, *words: str) -> list[str]:
 
 def send(descriptor: int, message: Any) -> None:
     """Write a message. Raises OSError."""
-    data = json.dumps(message).encode() + b"\n"
-    while data:
-        data = data[os.write(descriptor, data) :]
+    write_all(descriptor, json.dumps(message).encode() + b"\n")
 
 
 class Child(Closing):

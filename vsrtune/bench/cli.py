@@ -22,7 +22,7 @@ from vsrtune.cli.options import (
 from vsrtune.cli.render import say
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
-from vsrtune.host.state_files import MAX_SIZE
+from vsrtune.host.state_files import MAX_SIZE, replace_file
 
 if TYPE_CHECKING:
     from vsrtune.bench.spec.model import Outcome, Spec
@@ -244,17 +244,14 @@ def check_outputs(json_file: Path | None, html_file: Path | None) -> None:
 def deliver(outcome: Outcome, json_file: Path | None, html_file: Path | None) -> None:
     """Print and store a result; store it first, because it cannot be had again."""
     from vsrtune.bench.report import tables
-    from vsrtune.bench.report.files import outcome_to_json, write_page
+    from vsrtune.bench.report.files import outcome_to_json, page
     from vsrtune.cli import render
 
     if json_file is not None:
-        text = outcome_to_json(outcome)
-        if str(json_file) == "-":
-            click.echo(text, nl=False)
-        else:
-            json_file.write_text(text, encoding="utf-8")
+        with click.open_file(str(json_file), "w", encoding="utf-8") as file:
+            file.write(outcome_to_json(outcome))
     if html_file is not None:
-        write_page(outcome, html_file)
+        replace_file(html_file, page(outcome).encode(), 0o644)
     if str(json_file) != "-":
         render.show(tables.outcome_tables(outcome))
 

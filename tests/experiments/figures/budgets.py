@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from experiments.data import Data, mix
+from experiments.data import Data, cpu_share, mix, spread
 from experiments.judge import Judge, Place, below, compared, rounds, top
 from experiments.plan import (
     BASE,
@@ -97,11 +97,11 @@ def straight(data: Data) -> Verdict:
 
 def _why(data: Data) -> str:
     found = points(data)
-    widest = max(found, key=lambda p: p.spread)
+    widest = max(found, key=spread)
     shown = (found[0], found[len(found) // 2], found[-1])
     parts = [f"{point.configuration}, {mix(point)}" for point in shown]
     return (
-        f"The widest spread is {100 * widest.spread:.0f} % of the median, at {widest.configuration}. "
+        f"The widest spread is {100 * spread(widest):.0f} % of the median, at {widest.configuration}. "
         f"At {offered(top(data, _RUN))}: {'. '.join(parts)}."
     )
 
@@ -142,7 +142,7 @@ def _tables(data: Data) -> list[str]:
     rows = []
     for percent, point in zip(BUDGETS, found, strict=True):
         on_line = f"{fit.intercept + fit.slope * percent:,.0f}" if percent in _WHOLE else ""
-        used = ", ".join(f"{100 * point.cpu_share(role):.0f} %" for role in _ROLES)
+        used = ", ".join(f"{100 * cpu_share(point, role):.0f} %" for role in _ROLES)
         cost = ", ".join(ranged([_per_frame(t, role) for t in point.trials]) for role in _ROLES)
         rates = ranged([t.pps for t in point.trials])
         rows.append((_name(percent), rates, str(len(point.trials)), on_line, used, cost))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from experiments.data import Data, mix
+from experiments.data import Data, mix, spread
 from experiments.judge import (  # fmt: skip
     Place,
     below,
@@ -38,8 +38,8 @@ def _migrations(data: Data) -> Verdict:
     both = spreads(data, Place(_RUN, bound.configuration), Place(_RUN, free.configuration))
     text = (
         f"at {offered(load)} the free threads move {free.migrations_per_second():.0f} times a "
-        f"second and the trials spread {100 * free.spread:.0f} % of their median; bound ones move "
-        f"{bound.migrations_per_second():.0f} times and spread {100 * bound.spread:.0f} %; distances "
+        f"second and the trials spread {100 * spread(free):.0f} % of their median; bound ones move "
+        f"{bound.migrations_per_second():.0f} times and spread {100 * spread(bound):.0f} %; distances "
         f"from the median, bound / free, within rounds: {both[0]}"
     )
     return Verdict(below()(both), text)

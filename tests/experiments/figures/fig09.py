@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from experiments.data import Data, mix
+from experiments.data import Data, cpu_share, mix
 from experiments.plan import BASE, Claim, Figure, Run, Verdict, fifo, policy
 from experiments.text import offered
 from vsrtune.bench.report import plots
@@ -17,14 +17,14 @@ _ROLES = ("vcpu", "vhost", "softirq", "ksoftirqd", "idle")
 
 def _bottleneck(data: Data) -> Verdict:
     point = data.points(_RUN)[-1]
-    vhost, vcpu = point.cpu_share("vhost"), point.cpu_share("vcpu")
+    vhost, vcpu = cpu_share(point, "vhost"), cpu_share(point, "vcpu")
     text = f"at {offered(point.offered)}, {mix(point)}"
     return Verdict("agrees" if vhost > vcpu else "differs", text)
 
 
 def _plots(data: Data) -> Mapping[str, Any]:
     points = data.points(_RUN)
-    series = {r: [p.cpu_share(r) for p in points] for r in _ROLES}
+    series = {r: [cpu_share(p, r) for p in points] for r in _ROLES}
     groups = [f"{p.offered:,.0f}" for p in points]
     title = "CPU use by role against offered load (1 is one CPU)"
     return {"fig09-cpu": plots.bars(groups, series, title, "CPUs")}

@@ -50,12 +50,6 @@ class TestReport:
         assert main.run(["bench", "report", str(result), "--html", str(page)]) == 0
         assert "<svg" in page.read_text()
 
-    def test_what_is_no_result(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        path = tmp_path / "x.json"
-        path.write_text("{}")
-        assert main.run(["bench", "report", str(path)]) == 2
-        assert str(path) in capsys.readouterr().err
-
     def test_without_matplotlib_the_package_is_named(
         self, result: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         capsys: pytest.CaptureFixture[str],
@@ -65,13 +59,6 @@ class TestReport:
         assert main.run(["bench", "report", str(result), "--html", str(page)]) == 1
         assert "python3-matplotlib" in capsys.readouterr().err
         assert not page.exists()
-
-    def test_a_directory_that_is_not_there_is_named_at_once(
-        self, result: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        page = tmp_path / "no" / "report.html"
-        assert main.run(["bench", "report", str(result), "--html", str(page)]) == 2
-        assert str(page.parent) in capsys.readouterr().err
 
 
 class TestSpecFiles:
@@ -97,14 +84,6 @@ class TestSpecFiles:
         found = read_spec(second, base)
         assert (found.name, found.method) == ("b", base.method)
 
-    def test_errors_end_with_status_2(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        path = tmp_path / "spec.yaml"
-        path.write_text(SPEC + "colour: red\n")
-        assert main.run(["bench", "run", str(path)]) == 2
-        assert f"{path}:7" in capsys.readouterr().err
-
 
 class TestShortForm:
     def test_stands_for_a_specification(self) -> None:
@@ -113,32 +92,3 @@ class TestShortForm:
         assert spec.method.rates == (1000, 8000)
         assert spec.traffic.size == "imix"
         assert spec.routers[0].forth.mac == ""
-
-    def test_native_needs_a_mac(self, capsys: pytest.CaptureFixture[str]) -> None:
-        words = ["--native", "--left", "a", "--right", "b", "--source", "1.2.3.4"]
-        assert main.run(["bench", "run", *words, "--destination", "1.2.4.4"]) == 2
-        assert "--mac" in capsys.readouterr().err
-
-    def test_what_is_missing_is_named(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main.run(["bench", "run", "--guest", "vr1"]) == 2
-        assert "--left" in capsys.readouterr().err
-
-    def test_not_beside_a_file(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        path = tmp_path / "spec.yaml"
-        path.write_text(SPEC)
-        assert main.run(["bench", "run", str(path), "--rates", "1"]) == 2
-        assert "--rates" in capsys.readouterr().err
-
-    @pytest.mark.parametrize("text", ["", "a@b@c", "@gen"])
-    def test_bad_endpoints(self, text: str, capsys: pytest.CaptureFixture[str]) -> None:
-        words = [word for name, value in {**SHORT, "left": text}.items()
-                 for word in (f"--{name}", value)]  # fmt: skip
-        assert main.run(["bench", "run", *words]) == 2
-        assert "g0@gen" in capsys.readouterr().err
-
-
-def test_comparing_needs_two_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = tmp_path / "spec.yaml"
-    path.write_text(SPEC)
-    assert main.run(["bench", "compare", str(path)]) == 2
-    assert "two files" in capsys.readouterr().err

@@ -9,10 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vsrtune.bench.methods.rate_search import Answer, Ask, Bounds, search
+from vsrtune.bench.methods.rate_search import Answer, Bounds, search
 from vsrtune.bench.spec.model import Load, Trial
 
-Router = Callable[[Ask], Answer]
+# A value, and whether a short trial is enough.
+Ask = tuple[int, bool]
+Router = Callable[[int, bool], Answer]
 
 
 def drive(
@@ -20,10 +22,10 @@ def drive(
 ) -> tuple[Bounds, list[Ask]]:
     asked: list[Ask] = []
 
-    def attempt(ask: Ask) -> Generator[Load, Trial, Answer]:
-        asked.append(ask)
+    def attempt(value: int, short: bool) -> Generator[Load, Trial, Answer]:
+        asked.append((value, short))
         yield from ()
-        return router(ask)
+        return router(value, short)
 
     with pytest.raises(StopIteration) as end:
         next(search(low, high, precision, attempt, coarse=coarse))
@@ -34,8 +36,8 @@ def edge(at: float, *, collapse: float = 1.0, most: float = 1e12) -> Router:
     """Passes up to ``at``; above, ``collapse`` of it still gets through. The generator
     sends at most ``most``."""
 
-    def answer(ask: Ask) -> Answer:
-        sent = min(float(ask.value), most)
+    def answer(value: int, _short: bool) -> Answer:
+        sent = min(float(value), most)
         return sent <= at, sent, at * collapse
 
     return answer
@@ -50,7 +52,7 @@ def test_the_edge_is_between_the_bounds(
 ) -> None:
     high = low + more
     found, asked = drive(low, high, precision, edge(at, collapse=collapse), coarse=coarse)
-    assert all(low <= ask.value <= high for ask in asked)
+    assert all(low <= value <= high for value, _ in asked)
     assert len(asked) <= 70
     if at >= high:
         assert found == Bounds(high, None)
@@ -62,15 +64,15 @@ def test_the_edge_is_between_the_bounds(
         # A value between neighbours that rounds to one of them cannot be tried.
         assert found.upper <= found.lower * (1 + precision) or found.upper - found.lower <= 1
     # Both bounds rest on full trials.
-    full = {ask.value for ask in asked if not ask.short}
+    full = {value for value, short in asked if not short}
     assert {b for b in (found.lower, found.upper) if b is not None} <= full
 
 
 def test_a_typical_search_is_short() -> None:
     found, asked = drive(1, 200_000, 0.05, edge(23_456))
     assert found.lower is not None and 23_456 / 1.05 <= found.lower <= 23_456
-    assert sum(ask.short for ask in asked) <= 6
-    assert sum(not ask.short for ask in asked) <= 4
+    assert sum(short for _, short in asked) <= 6
+    assert sum(not short for _, short in asked) <= 4
 
 
 def test_a_router_that_collapses_in_overload() -> None:
@@ -95,10 +97,10 @@ def test_short_trials_may_lie(seed: int) -> None:
     source = random.Random(seed)
     truth = edge(23_456)
 
-    def liar(ask: Ask) -> Answer:
-        if not ask.short:
-            return truth(ask)
-        return source.random() < 0.5, ask.value, source.uniform(1, 200_000)
+    def liar(value: int, short: bool) -> Answer:
+        if not short:
+            return truth(value, short)
+        return source.random() < 0.5, value, source.uniform(1, 200_000)
 
     found, _ = drive(1, 200_000, 0.05, liar)
     assert found.lower is not None and found.upper is not None
@@ -108,4 +110,4 @@ def test_short_trials_may_lie(seed: int) -> None:
 def test_a_generator_that_does_not_reach_the_lowest_value_is_not_asked_for_less() -> None:
     found, asked = drive(772_506, 46_810_205, 0.5, edge(1e9, most=10_551.0))
     assert (found.lower, found.by_generator) == (10_551.0, True)
-    assert {ask.value for ask in asked} == {46_810_205}
+    assert {value for value, _ in asked} == {46_810_205}

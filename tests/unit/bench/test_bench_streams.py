@@ -171,7 +171,7 @@ def test_refused_frames_were_offered() -> None:
 
 
 def test_what_is_written_after_a_stream_ended_hides_nothing() -> None:
-    """A burst's pause may come right after the last frame."""
+    """pktgen answers each later command with a result of its own."""
     head = PKTGEN_AFTER_A_RUN.partition("Result:")[0]
     sent = parse_result("vr1/forth", f"{head}Result: OK: delay=20000000\n")
     assert (sent.frames, sent.seconds) == (4000, 0.500123)
@@ -218,12 +218,6 @@ def test_elements_are_read_back() -> None:
         ]
     }
     assert dict(parse_elements(listing)) == {("10.10.1.2", 20000): 7}
-
-
-def test_bursts_begin_at_twice_the_rate() -> None:
-    (stream, _) = streams(spec(burst=0.02), Load({"vr1": 1000.0, "vr2": 1000.0}, 2.0))
-    assert (stream.frames, stream.burst) == (2000, 0.02)
-    assert "delay 500000" in commands(stream)
 
 
 @pytest.fixture

@@ -29,15 +29,11 @@ def test_a_wrong_policy_is_named_with_its_line() -> None:
         policies(Configuration("x", Tuning.POLICY))
 
 
-def test_pins_leave_the_sender_alone() -> None:
-    pins = Configuration("x", Tuning.LIBVIRT_PINS)
-    assert pin_cpus(pins, cpus("0-3"), 0) == cpus("1-3")
-    assert pin_cpus(pins, cpus("0-3"), None) == cpus("0-3")
-    assert pin_cpus(pins, cpus("0"), 0) == cpus("0")
-    named = Configuration("x", Tuning.LIBVIRT_PINS, cpus="2")
-    assert pin_cpus(named, cpus("0-3"), 0) == cpus("2")
+def test_pins_are_to_cpus_that_are_online() -> None:
+    pins = Configuration("x", Tuning.LIBVIRT_PINS, cpus="2")
+    assert pin_cpus(pins, cpus("0-3")) == cpus("2")
     with pytest.raises(VsrtuneError, match="not all online"):
-        pin_cpus(named, cpus("0-1"), 0)
+        pin_cpus(pins, cpus("0-1"))
 
 
 def test_libvirt_pins_are_those_of_vcpus_and_emulator() -> None:

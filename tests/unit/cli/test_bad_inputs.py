@@ -16,7 +16,7 @@ import pytest
 import recorded_hosts
 
 from vsrtune.cli import main, render
-from vsrtune.cli.options import Duration
+from vsrtune.cli.options import ATTACH_LEDGER, JOURNAL, Duration
 from vsrtune.core.exit_codes import ExitCode
 
 HOST = str(recorded_hosts.file("trixie-e1000e"))
@@ -71,6 +71,8 @@ def host(command: str, code: int, *said: str, text: str = GOOD) -> Bad:
     return Bad(f"{command} --policies @/d --root {HOST}", code, said, {"d/p.yaml": text})
 
 
+# Of a run of the bench without a file.
+SHORT = "--guest x --right b --source 1.2.3.4 --destination 1.2.4.4"
 QUOTE = 'between { and } quote a list with a comma: "1,2"'
 CASES = (
     # Policies.
@@ -157,6 +159,9 @@ CASES = (
     Bad("bench run @/b.yaml", 2, ("this is no regular file",), makes=special("b.yaml", "fifo")),
     Bad("bench report @/r.json", 2, ("the file is not JSON",), makes=special("r.json", "\xd0\0")),
     Bad("bench report @/none.json", 2, ("does not exist",)),
+    Bad("bench report @/r.json", 2, ("@/r.json: the file is not a bench result",), {"r.json": "{}"}),
+    Bad("bench report @/r.json --html @/no/r.html", 2, ("@/no: the directory does not exist",), {"r.json": ""}),
+    Bad("bench run @/b.yaml", 2, ("@/b.yaml:1: colour: unknown key",), {"b.yaml": "colour: red\n"}),
     Bad("show --root @/h.json", 4, ("no host is recorded here",), makes=special("h.json", "\xd0\0")),
     Bad("apply --plan @/plan.json", 2, ("not JSON",), makes=special("plan.json", "\xd0\0")),
     Bad("apply --plan @/plan.json", 2, ("not JSON: nested deeper",), {"plan.json": "[" * 100_000}),
@@ -176,8 +181,10 @@ CASES = (
     Bad("top --interval 1e3s", 2, ("'1e3s' is not a time",)),
     Bad("show --trace -1s", 2, ("'-1s' is not a time",)),
     Bad("show --trace \u0665s", 2, ("is not a time",)),
-    Bad("bench run --guest x --left a --right b --source 1 --destination 2 --rates 1e3", 2,
+    Bad(f"bench run {SHORT} --left a --rates 1e3", 2,
         ("method.rates.0: '1e3' stands where a whole number is expected",)),
+    Bad("bench run --native --left a --right b --source 1 --destination 2", 2, ("--mac must be given",)),
+    Bad(f"bench run {SHORT} --left a:b:c", 2, ("--left a:b:c: write [HOST:]DEVICE[",)),
     Bad("shwo", 2, ("No such command 'shwo'. Did you mean show?",)),
     Bad("group stauts", 2, ("No such command 'stauts'. Did you mean status?",)),
     Bad("policy chek", 2, ("Did you mean check?",)),
@@ -198,19 +205,34 @@ CASES = (
         {"d/p.yaml": "guest: vr1\nwrong: 1\n"}),
     Bad("attach vr1", 2, ("one of --to, --recover and --devices is needed",)),
     Bad("attach --to macvtap", 2, ("name a guest",)),
+    Bad("attach --to macvtap --recover vr1", 2, ("one of --to",)),
     Bad("attach vr1 --to bridge", 2, ("'bridge'",)),
     Bad("bench run", 2, ("without SPEC.yaml", "--guest")),
-    Bad("bench run @/b.yaml --guest vr1", 2, ("--guest: write this in",), {"b.yaml": "name: x\n"}),
+    Bad("bench run --guest vr1", 2, ("without SPEC.yaml, --left, --right,",)),
+    Bad("bench run @/b.yaml --rates 1", 2, ("--rates: write this in",), {"b.yaml": "name: x\n"}),
     Bad("bench compare @/b.yaml", 2, ("at least two files",), {"b.yaml": "name: x\n"}),
     Bad("group drain", 2, ("Missing argument 'GROUP'",)),
+    Bad("group scale edge", 2, ("Missing argument 'N'",)),
+    Bad("group scale edge 0", 2, ("0 is not in the range",)),
+    Bad("apply x", 2, ("unexpected extra argument (x)",)),
     # Files and places.
     Bad("plan --policies @/p.yaml", 2, ("is a file",), {"p.yaml": GOOD}),
-    Bad("plan --policies @/none", 4, ("the directory does not exist",)),
-    Bad("undo --journal @/typo.jsonl", 4, ("the file does not exist, so it is not known",)),
-    Bad("undo --dry-run --journal @/typo.jsonl", 4, ("the file does not exist",)),
-    Bad("show --root @/h.json", 4, ("no host is recorded here",), {"h.json": "{}"}),
-    Bad("doctor --root @/h.json", 4, ("no host is recorded here",), {"h.json": '{"host": {"te'}),
-    Bad("status --root @/h.json", 4, ("no host is recorded here",), {"h.json": ""}),
+    *(Bad(f"{command} --policies @/none", 4, ("@/none: the directory does not exist",))
+      for command in ("plan", "apply", "verify")),
+    *(
+        Bad(f"{command} @/typo.jsonl", 4, ("@/typo.jsonl: the file does not exist, so it is not known", default))
+        for command, default in (
+            ("undo --journal", str(JOURNAL)), ("undo --dry-run --journal", str(JOURNAL)),
+            ("attach --recover --attach-ledger", str(ATTACH_LEDGER)),
+            ("group status --attach-ledger", str(ATTACH_LEDGER)),
+        )
+    ),
+    *(
+        Bad(f"{command} --root @/h.json", 4, ("@/h.json: no host is recorded here", "`vsrtune record` has made"),
+            {"h.json": text})
+        for command in ("show", "show --json", "status", "plan", "verify", "doctor", "top --once", "policy init vr1")
+        for text in ("{}", '{"host": {"te', '{"host": {"texts": []}}', "")
+    ),
     Bad(f"policy init vr1 --root {HOST} -o @/none/p.yaml", 2, ("@/none: the directory does not",)),
     Bad(f"policy init vr1 --root {HOST} -o @/p.yaml", 1, ("is left as it is",), {"p.yaml": GOOD}),
     Bad("record @/none/h.json", 2, ("@/none: the directory does not exist",)),
@@ -234,7 +256,8 @@ CASES = (
     host("verify", 4, "nothing was compared: no policy sets", text="guest: vr9\nqueue: {macvtap: 9}\nprofile: none\n"),
     host("verify", 4, "nothing was compared: no policy sets", text="guest: vr1\nprofile: none\n"),
     host("status", 2, text="guest: vr1\nwrong: 1\n"),
-    Bad(f"verify --policies @ --root {HOST}", 4, ("nothing was compared: there is no policy",)),
+    Bad(f"verify --policies @ --root {HOST}", 4,
+        ("nothing was compared: there is no policy", "vsrtune policy init GUEST")),
 )  # fmt: skip
 
 

@@ -26,22 +26,6 @@ def attach(tmp_path: Path, *words: str) -> int:
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ((), "one of --to"),
-        (("--to", "macvtap"), "name a guest"),
-        (("--to", "macvtap", "--recover", "test"), "one of --to"),
-        (("--to", "bridge", "test"), "'bridge' is not one of"),
-    ],
-)
-def test_usage(
-    tmp_path: Path, words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert attach(tmp_path, *words) == 2
-    assert said in capsys.readouterr().err
-
-
 def test_a_guest_without_such_an_interface(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

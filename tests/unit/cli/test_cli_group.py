@@ -111,9 +111,3 @@ def test_no_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "No group was created" in capsys.readouterr().out
     assert group(tmp_path, "status", "--json") == 0
     assert capsys.readouterr().out == "[]\n"
-
-
-def test_usage(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert group(tmp_path, "scale", "edge", "0") == 2
-    assert group(tmp_path, "scale", "edge") == 2
-    assert "N" in capsys.readouterr().err

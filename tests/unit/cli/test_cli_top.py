@@ -82,23 +82,6 @@ def test_frames_are_counted(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.count("vsrtune top: 2 guests") == 3
 
 
-@pytest.mark.parametrize(
-    ("more", "code", "said"),
-    [
-        (("--guest", "nobody"), 1, "vsrtune: error: nobody: no such guest is running\n"),
-        (("--count", "0"), 2, "--count"),
-        (("--interval", "0"), 2, "--interval"),
-    ],
-)
-def test_errors_say_what_and_where(
-    more: tuple[str, ...], code: int, said: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main.run([*FAST, *more, *(() if code == 2 else ("--once",))]) == code
-    captured = capsys.readouterr()
-    assert said in captured.err
-    assert "Traceback" not in captured.err
-
-
 class Terminal:
     """`vsrtune top` on a terminal of its own."""
 

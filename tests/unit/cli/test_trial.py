@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import itertools
 import json
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import memory_cli
 import pytest
 import shell_samples as samples
 from fake_host import FakeHost
+from memory_cli import Cli
 
 from vsrtune.attach.signals import HeldSignal, Interrupted
 from vsrtune.cli import main
-from vsrtune.cli.trial import guardian, rule
+from vsrtune.cli.trial import rule
 from vsrtune.cli.trial import run as trial_run
 from vsrtune.cli.trial.rule import TrialCounts, TrialTurn
 from vsrtune.core.cpuset import CpuSet
@@ -199,18 +200,17 @@ class TestRun:
         assert [t.left_out for t in found] == ["", "a setting changed", *[""] * 10]
 
 
-class Host:
-    """`vsrtune try` on a host in memory."""
+class Trials(Cli):
+    """`vsrtune try` on a host in memory, of which ``forwards`` are the frames that it forwards in
+    a turn untuned and tuned."""
 
-    def __init__(self, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        self.host = FakeHost()
-        self.policies = directory / "policies"
-        self.policies.mkdir()
+    def __init__(
+        self, directory: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        super().__init__(directory, monkeypatch, capsys)
         self.file = directory / "draft.yaml"
         self.file.write_text(GOOD)
-        self.journal = directory / "journal.jsonl"
         self.forwards = (300, 600)
-        self._capsys = capsys
         self._counts = itertools.count(1)
         self._forwarded = 0
 
@@ -221,10 +221,7 @@ class Host:
         return TrialCounts(at * SECOND, at * 1000, self._forwarded, 0, {}, {})
 
     def __call__(self, *words: str) -> int:
-        code = main.run(["try", *words])
-        captured = self._capsys.readouterr()
-        self.out, self.err = captured.out, captured.err
-        assert "Traceback" not in self.err
+        code = super().__call__("try", *words)
         assert not list(self.journal.parent.glob("*.trial*"))
         return code
 
@@ -232,18 +229,8 @@ class Host:
 @pytest.fixture
 def tried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Iterator[Host]:
-    found = Host(tmp_path, capsys)
-    threads: list[threading.Thread] = []
-
-    def spawn(_guard: guardian.TrialGuard, _variables: object) -> None:
-        path = guardian.trial_file(found.journal)
-        watch: Callable[[], int] = lambda: guardian.watch(path, lambda: main.run(["undo"]))  # noqa: E731
-        threads.append(threading.Thread(target=watch))
-        threads[-1].start()
-
-    monkeypatch.setattr(guardian, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(guardian.TrialGuard, "spawn", spawn)
+) -> Iterator[Trials]:
+    found = Trials(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(trial_run, "SETTLE_SECONDS", 0.0)
     monkeypatch.setattr(trial_run, "COUNT_SECONDS", 0.0)
     monkeypatch.setattr(trial_run.HostGround, "count", lambda *_: found.count())
@@ -255,34 +242,30 @@ def tried(
         monkeypatch.setattr(f"vsrtune.{module}.LiveSysOps", lambda *_a, **_k: found.host)
     for module in ("host.filesystem", "cli.apply", "cli.trial.command"):
         monkeypatch.setattr(f"vsrtune.{module}.boot_id", lambda: samples.BOOT)
-    monkeypatch.setenv("VSRTUNE_POLICIES", str(found.policies))
-    monkeypatch.setenv("VSRTUNE_JOURNAL", str(found.journal))
-    yield found
-    for thread in threads:
-        thread.join(10)
-        assert not thread.is_alive()
+    with memory_cli.guarded(found.journal, monkeypatch):
+        yield found
 
 
 class TestCommand:
-    def test_better_and_all_is_back(self, tried: Host) -> None:
+    def test_better_and_all_is_back(self, tried: Trials) -> None:
         before = tried.host.snapshot
         assert tried(str(tried.file), "--for", "24s") == 0
         assert "draft.yaml: better than untuned\nEverything is put back.\n" in tried.out
         assert tried.host.writes > 0
         assert tried.host.snapshot == before
 
-    def test_kept_as_apply_leaves_it(self, tried: Host) -> None:
+    def test_kept_as_apply_leaves_it(self, tried: Trials) -> None:
         before = tried.host.snapshot
         assert tried(str(tried.file), "--for", "24s", "--keep-if-better") == 0
         assert "It stays applied. To make it permanent: cp" in tried.out
         tuned = tried.host.snapshot
         assert main.run(["undo"]) == 0
         assert tried.host.snapshot == before
-        (tried.policies / "p.yaml").write_text(GOOD)
+        tried.policy(GOOD)
         assert main.run(["apply"]) == 0
         assert tried.host.snapshot == tuned
 
-    def test_not_kept_when_it_is_no_better(self, tried: Host) -> None:
+    def test_not_kept_when_it_is_no_better(self, tried: Trials) -> None:
         tried.forwards = (300, 300)
         before = tried.host.snapshot
         assert tried(str(tried.file), "--for", "24s", "--keep-if-better", "--json") == 0
@@ -292,7 +275,7 @@ class TestCommand:
         assert tried.host.snapshot == before
 
     def test_without_traffic_nothing_is_decided(
-        self, tried: Host, monkeypatch: pytest.MonkeyPatch
+        self, tried: Trials, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         idle = TrialCounts(0, 0, 0, 0, {}, {})
         clock = itertools.count(1)
@@ -305,22 +288,22 @@ class TestCommand:
         assert "nothing decided" in tried.out
         assert tried.host.snapshot == before
 
-    def test_a_guest_has_the_policy_that_names_it_on_itself_alone(self, tried: Host) -> None:
+    def test_a_guest_has_the_policy_that_names_it_on_itself_alone(self, tried: Trials) -> None:
         other = samples.guest("vr2", 200)
         tried.host.start(other)
-        (tried.policies / "all.yaml").write_text(GOOD.replace("vr1", "'*'"))
+        tried.policy(GOOD.replace("vr1", "'*'"), "all.yaml")
         assert tried("vr1", "--for", "24s", "--keep-if-better") == 0
         assert "systemctl enable --now vsrtune" in tried.out
         assert tried.host.snapshot.guests[0].threads[2].affinity == CpuSet([2])
         assert tried.host.snapshot.guests[1] == other
 
-    def test_a_guest_without_a_policy_has_the_one_of_policy_init(self, tried: Host) -> None:
+    def test_a_guest_without_a_policy_has_the_one_of_policy_init(self, tried: Trials) -> None:
         tried("vr1", "--for", "24s", "--json")
         assert json.loads(tried.out)["policy"] == "policy init vr1"
         assert tried.host.writes > 0
 
     def test_an_interrupted_trial_is_taken_back(
-        self, tried: Host, monkeypatch: pytest.MonkeyPatch
+        self, tried: Trials, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         before = tried.host.snapshot
 
@@ -343,17 +326,17 @@ class TestCommand:
             ("guest: vr1\ncpus: {vcpu: 99}\nprofile: none\n", ExitCode.REFUSED, ""),
         ],
     )
-    def test_what_cannot_be_tried(self, tried: Host, text: str, code: int, said: str) -> None:
+    def test_what_cannot_be_tried(self, tried: Trials, text: str, code: int, said: str) -> None:
         tried.file.write_text(text)
         assert tried(str(tried.file)) == code
         assert said in tried.err
         assert tried.host.writes == 0
 
-    def test_a_tuned_host_and_a_daemon_are_refused(self, tried: Host) -> None:
+    def test_a_tuned_host_and_a_daemon_are_refused(self, tried: Trials) -> None:
         with Journal.open(tried.journal, samples.BOOT):
             assert tried(str(tried.file)) == 1
         assert "systemctl stop vsrtune" in tried.err
-        (tried.policies / "p.yaml").write_text(GOOD)
+        tried.policy(GOOD)
         assert main.run(["apply"]) == 0
         assert tried(str(tried.file)) == 1
         assert "tuned already" in tried.err

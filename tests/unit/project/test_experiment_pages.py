@@ -1,11 +1,11 @@
-"""The pages of docs/results, made of stored results with known answers."""
+"""The pages of docs/results, made of the results that are stored, and the rules that judge these."""
 
 from __future__ import annotations
 
 import json
 import re
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,38 +15,25 @@ import pytest
 
 pytest.importorskip("matplotlib")
 
-from experiments import found, judge, lab, page
+from experiments import found, judge, lab, page, reserve
 from experiments.data import Data
-from experiments.figures import FIGURES, fig03, isolation
+from experiments.figures import FIGURES
 from experiments.plan import TREE, Claim, Verdict
 
 from vsrtune.bench.report.files import outcome_to_json
-from vsrtune.bench.spec.model import Configuration, Load, Outcome, Trial
+from vsrtune.bench.spec.model import Configuration, Outcome, Trial
 
-LOADS = (16000, 32000, 64000)
 RESULTS = TREE / "docs" / "results"
 
 
-def outcome(peaks: dict[str, float], *, decline: str = "") -> Outcome:
-    """A comparison whose configurations saturate at ``peaks``; nine rounds, each in a mood
-    of its own. ``decline`` names one that overload halves."""
-    trials: list[Trial] = []
-    for turn in range(9):
-        mood = 1 + 0.02 * turn
-        for name, peak in peaks.items():
-            for load in LOADS:
-                rate = min(load, peak * mood)
-                if name == decline and load == LOADS[-1]:
-                    rate /= 2
-                trials.append(samples.trial(name, load, rate))
-    configurations = tuple(Configuration(name) for name in peaks)
-    environment = dict.fromkeys(peaks, samples.BLOCK)
+def compared(trials: Sequence[Trial], environment: Mapping[str, Any] | None = None) -> Outcome:
+    """The comparison of the configurations of these trials."""
     return replace(
         samples.outcome(),
         method="compare",
-        configurations=configurations,
         trials=tuple(trials),
-        environment=environment,
+        configurations=tuple(map(Configuration, dict.fromkeys(t.configuration for t in trials))),
+        environment=environment or {},
     )
 
 
@@ -56,34 +43,6 @@ def store(raw: Path, key: str, made: Outcome) -> None:
     raw.mkdir(parents=True, exist_ok=True)
     fresh.write_text(outcome_to_json(made))
     lab._keep(fresh, raw / f"{key}.json", "1234567")
-
-
-def answers(docs: Path, figure: str) -> dict[str, str]:
-    (found,) = [f for f in FIGURES if f.id == figure]
-    data = Data(docs / "raw").of(figure)
-    return {claim.text: page.decided(claim, data).answer for claim in found.claims}
-
-
-class TestFig03:
-    names = tuple(str(c["name"]) for c in fig03.FIGURE.runs[0].configurations)
-
-    def made(self, docs: Path, peaks: list[float], decline: str = "") -> dict[str, str]:
-        made = outcome(dict(zip(self.names, peaks, strict=True)), decline=decline)
-        store(docs / "raw", "fig03/priorities", made)
-        return answers(docs, "fig03")
-
-    def test_what_the_paper_says(self, tmp_path: Path) -> None:
-        found = self.made(tmp_path, [20000, 40000, 30000, 10000], decline="vcpu above vhost")
-        assert list(found.values())[:4] == ["agrees"] * 4
-        assert found["Three separate cores do better than any order on one."] == "open"
-
-    def test_the_opposite(self, tmp_path: Path) -> None:
-        found = self.made(tmp_path, [20000, 10000, 30000, 40000], decline="vcpu = vhost")
-        assert list(found.values())[:4] == ["differs"] * 4
-
-    def test_no_difference(self, tmp_path: Path) -> None:
-        found = self.made(tmp_path, [20000, 20000, 20000, 20000])
-        assert found["vhost above vcpu forwards least."] == "open"
 
 
 class TestJudge:
@@ -101,11 +60,7 @@ class TestJudge:
                     one = replace(one, sent=round(0.97 * one.sent))
                 trials.append(one)
         for run in ("one", "two"):
-            made = replace(
-                samples.outcome(), method="compare", trials=tuple(trials),
-                configurations=(Configuration("a"), Configuration("b")), environment={},
-            )  # fmt: skip
-            store(docs, run, made)
+            store(docs, run, compared(trials))
             path = docs / f"{run}.json"
             path.write_text(json.dumps(json.loads(path.read_text()) | head))
         return Data(docs)
@@ -200,36 +155,65 @@ def test_rules_are_committed_before_they_judge(
         lab.make((), tmp_path, 1)
 
 
+PAGES = {one.name: (one, own) for one, own in page.pages(FIGURES)}
+
+
+@pytest.fixture(scope="module")
+def pages() -> dict[str, tuple[str, set[str]]]:
+    """The text and the pictures of each page, of the stored results."""
+    data = Data(RESULTS / "raw")
+    made = {name: page.made(*one, data) for name, one in PAGES.items()}
+    return {name: (text, set(drawn)) for name, (text, drawn) in made.items()}
+
+
+@pytest.mark.parametrize("name", PAGES)
 class TestPages:
-    def test_nothing_measured_is_said(self, tmp_path: Path) -> None:
-        page.write(FIGURES, tmp_path)
-        text = (tmp_path / "paper.md").read_text()
+    def test_it_is_what_the_stored_results_say(
+        self, name: str, pages: dict[str, tuple[str, set[str]]]
+    ) -> None:
+        said = "run `python3 -m experiments --page` in tests/ and commit what it writes"
+        assert pages[name][0] == (RESULTS / f"{name}.md").read_text(), said
+
+    def test_its_links_and_pictures_are_there(
+        self, name: str, pages: dict[str, tuple[str, set[str]]]
+    ) -> None:
+        text, drawn = pages[name]
+        heads = {page._anchor(line[3:]) for line in text.splitlines() if line.startswith("## ")}
+        assert set(re.findall(r"\]\(#([^)]+)\)", text)) <= heads
+        assert set(re.findall(r"\]\(png/([^)]+)\.png\)", text)) == drawn
+        files = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
+        assert [file for file in files if not (RESULTS / file).exists()] == []
+
+    def test_nothing_measured_is_said(self, name: str, tmp_path: Path) -> None:
+        text, drawn = page.made(*PAGES[name], Data(tmp_path))
         assert "Nothing has been measured yet." in text
-        assert "`fig03/priorities`, which has not been measured" in text
+        assert "not measured" in text
+        assert drawn == {}
 
-    def test_figures_stand_beside_the_verdicts(self, tmp_path: Path) -> None:
-        peaks = dict(zip(TestFig03.names, [20000.0, 40000.0, 30000.0, 10000.0], strict=True))
-        store(tmp_path / "raw", "fig03/priorities", outcome(peaks))
-        page.write(FIGURES, tmp_path)
-        text = (tmp_path / "paper.md").read_text()
-        assert "![Fig. 3: priorities of vcpu and vhost](png/fig03.png)" in text
-        assert (tmp_path / "png" / "fig03.png").stat().st_size > 5000
-        assert "vhost above vcpu / vcpu = vhost at 64,000 pps offered: 0.25" in text
-        assert "kernel 6.12.57" in text
-        assert "[priorities](raw/fig03/priorities.json)" in text
 
-    def test_links_inside_the_page_resolve(self, tmp_path: Path) -> None:
-        page.write(FIGURES, tmp_path)
-        for name in ("paper.md", "peers.md"):
-            lines = (tmp_path / name).read_text().splitlines()
-            heads = {page._anchor(line[3:]) for line in lines if line.startswith("## ")}
-            links = {line.split("](#")[1].split(")")[0] for line in lines if "](#" in line}
-            assert links <= heads
+DEADLINE = "deadline:30000000/200000000/200000000ns reset-on-fork"
 
-    def test_stored_results_read_back_the_same(self, tmp_path: Path) -> None:
-        made = outcome({"a": 20000, "b": 30000})
-        store(tmp_path / "raw", "x/y", made)
-        assert Data(tmp_path / "raw").outcome("x/y") == made
+
+@pytest.mark.parametrize(
+    ("cls", "used", "why"),
+    [
+        (DEADLINE, 0.15, ""),
+        ("fifo:10", 0.15, "a: a vcpu thread had class fifo:10"),
+        (DEADLINE, 0.24, "a: vcpu used 24 % of a CPU in a trial, with 15 % reserved"),
+        (None, 0.15, "a: no vcpu thread was seen"),
+    ],
+)
+def test_budgets_that_were_not_in_force(
+    cls: str | None, used: float, why: str, tmp_path: Path
+) -> None:
+    threads = [{"thread": "vcpu 0", "cpus": "1", "class": cls}] if cls is not None else []
+    block = {**samples.BLOCK, "guests": {"vr1": {"threads": threads}}}
+    trial = replace(samples.trial("a", 64000, 9000), cpu_seconds={"vcpu": 2 * used})
+    store(tmp_path, "x/run", compared([trial] * 5, {"a": block}))
+    data, reserved = Data(tmp_path).of("x"), {"a": {"vcpu": 0.15}}
+    assert reserve.not_in_force(data, "run", reserved) == why
+    guarded = reserve.in_force("run", reserved, judge.impossible("the judge"))
+    assert page.decided(Claim("", guarded), data).answer == ("refused" if why else "open")
 
 
 class TestFound:
@@ -238,16 +222,7 @@ class TestFound:
     text = (RESULTS / "README.md").read_text()
 
     def test_it_is_what_the_stored_results_say(self) -> None:
-        said = "run `python3 -m experiments --page` in tests/ and commit what it writes"
-        assert found.text(FIGURES, RESULTS) == self.text, said
-
-    def test_it_is_one_page_with_five_pictures(self) -> None:
-        lines = self.text.splitlines()
-        assert len(lines) <= 80
-        assert [line for line in lines if len(line) > found.WIDTH and line[0] != "|"] == []
-        pictures = re.findall(r"!\[[^]]+\]\(([^)]+)\)", self.text)
-        assert len(set(pictures)) == len(pictures) == 5
-        assert all((RESULTS / picture).exists() for picture in pictures)
+        assert found.text(FIGURES, RESULTS) == self.text
 
     def test_it_leads_to_each_page_and_each_leads_back(self) -> None:
         links = set(re.findall(r"(?<!!)\[[^]!]+\]\(([^)]+)\)", self.text))
@@ -256,40 +231,11 @@ class TestFound:
         assert pages - links == set()
         assert [name for name in pages if page.START not in (RESULTS / name).read_text()] == []
 
-    def test_nothing_measured_is_said(self, tmp_path: Path) -> None:
-        text = found.text(FIGURES, tmp_path)
-        assert "has not been measured" in text
-        assert "(png/" not in text
-        assert "not shown to isolate anything" in text
-
-    def test_budgets_that_isolate_are_said(self, tmp_path: Path) -> None:
-        (run,) = (run for run in isolation.FIGURE.runs if run.name == "fourfold")
-        names = [str(c["name"]) for c in run.configurations]
-        load = Load({"vr1": 36000.0, "vr2": 8000.0}, 2.0)
-        trials = [
-            replace(
-                samples.trial(name, 44000, 12000),
-                load=load,
-                sent=88000,
-                sent_by={"vr1": 72000, "vr2": 16000},
-                forwarded_by={"vr1": 8000, "vr2": 16000 if name == names[0] else 4000},
-            )
-            for _ in range(9)
-            for name in names
-        ]
-        made = replace(
-            outcome({}), trials=tuple(trials), configurations=tuple(map(Configuration, names))
-        )
-        store(tmp_path / "raw", "isolation/fourfold", made)
-        text = " ".join(found.text(FIGURES, tmp_path).split())
-        assert "**CPU budgets isolate routers more than equal priority alone does.**" in text
-        assert "fourfold, reached: 4.00 (95% 4.00..4.00, 9 pairs)" in text
-
 
 def test_runs_are_made_once(tmp_path: Path) -> None:
     before = [key for key, _ in lab.missing(FIGURES, tmp_path)]
     assert len(before) == len(set(before))
-    store(tmp_path, "fig03/priorities", outcome({"a": 1000, "b": 2000}))
+    store(tmp_path, "fig03/priorities", samples.outcome("compare"))
     after = [key for key, _ in lab.missing(FIGURES, tmp_path)]
     assert set(before) - set(after) == {"fig03/priorities"}
 

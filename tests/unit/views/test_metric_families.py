@@ -11,11 +11,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import golden
 import monitored_state
 import pytest
 import shell_samples as samples
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_tools import program
+from top_samples import GOLDEN
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.daemon import http
@@ -59,58 +61,24 @@ def value(state: DaemonState, name: str, **labels: str) -> float:
     return matching[0]
 
 
-def test_worker_cpu_time_is_labelled_with_its_interface() -> None:
-    got = value(
-        tuned_state(),
-        "vsrtune_thread_cpu_seconds_total",
-        domain="vr1",
-        role="vhost",
-        target_device="macvtap100",
-        queue="0",
-    )
-    assert got == 1.5
+def test_a_scrape_of_a_recorded_host() -> None:
+    """With every kind of series; without those of this process, its version and its time."""
+    lines = http.exposition(everything()).splitlines()
+    told = [
+        line
+        for line in lines
+        if not re.match(r"#|process|vsrtune_(build|reconcile_(duration|last))_", line)
+    ]
+    golden.matches(GOLDEN / "metrics.txt", "\n".join(told) + "\n")
 
 
-def test_class_priority_and_cpus_of_a_vcpu() -> None:
+def test_a_scrape_of_a_guest_of_class_fifo() -> None:
     state = tuned_state()
     assert value(state, "vsrtune_thread_scheduling_priority", vcpu="0") == 10
-    assert value(state, "vsrtune_thread_allowed_cpus", vcpu="0") == 1
     assert value(state, "vsrtune_thread_info", vcpu="0", **{"class": "fifo", "cpus": "1"}) == 1
-
-
-def test_interface_guest_and_daemon_series() -> None:
-    state = tuned_state()
-    assert value(state, "vsrtune_interface_queue_length_frames", target_device="macvtap100") == 500
-    assert value(state, "vsrtune_interface_ring_dropped_frames_total", domain="vr1") == 7
-    assert value(state, "vsrtune_guest_tuned", domain="vr1", source="libvirt") == 1
-    assert value(state, "vsrtune_guest_drift", domain="vr1") == 2
-    assert value(state, "vsrtune_guest_held", domain="vr1") == 1
-    assert value(state, "vsrtune_writes_total") == 5
-    assert value(state, "vsrtune_policy_reload_success") == 1
     assert value(state, "vsrtune_reconcile_duration_seconds_count") == 2
     assert value(state, "vsrtune_reconcile_duration_seconds_bucket", le="0.05") == 1
     assert value(state, "vsrtune_reconcile_duration_seconds_bucket", le="0.25") == 2
-
-
-def test_what_the_module_counts() -> None:
-    state = replace(tuned_state(), snapshot=samples.snapshot(samples.napi_guest()))
-    device = {"domain": "vr1", "target_device": "macvtap100"}
-    assert value(state, "vsrtune_interface_info", kind="napi_macvtap", lower="p0", **device) == 1
-    assert value(state, "vsrtune_tap_received_frames_total", **device) == 106
-    assert value(state, "vsrtune_tap_received_by_origin_frames_total", origin="nic") == 6
-    assert value(state, "vsrtune_tap_received_by_origin_frames_total", origin="broadcast") == 100
-    assert value(state, "vsrtune_tap_delivered_frames_total", **device) == 100
-    assert value(state, "vsrtune_tap_dropped_frames_total", place="ring_full") == 4
-    assert value(state, "vsrtune_tap_dropped_frames_total", place="no_queue") == 0
-    assert value(state, "vsrtune_tap_own_queue_high_water_frames") == 31
-    assert value(state, "vsrtune_tap_threaded") == 1
-    assert value(state, "vsrtune_tap_sent_frames_total", to="lower") == 9
-    assert value(state, "vsrtune_tap_queue_ring_full_frames_total", queue="0") == 4
-    assert value(state, "vsrtune_tap_queue_ring_high_water_frames", queue="0") == 500
-    assert value(state, "vsrtune_tap_queue_sent_frames_total", queue="0") == 9
-    assert value(state, "vsrtune_tap_queue_info", worker_tid="102", queue="0") == 1
-    cpu = value(state, "vsrtune_thread_cpu_seconds_total", role="napi", target_device="macvtap100")
-    assert cpu == 1.5
 
 
 def test_what_guests_share_is_told_once() -> None:

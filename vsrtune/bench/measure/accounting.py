@@ -7,14 +7,10 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vsrtune.bench.spec.model import Latency, Load, Trial
+from vsrtune.bench.spec.model import SENT_ENOUGH, Latency, Load, Trial
 from vsrtune.bench.traffic.pktgen import Sent
 
-# Below this share of the rate asked for, a note says that the generator was too slow.
-_ENOUGH = 0.99
-
 FlowKey = tuple[str, int | None]
-
 
 # Lost frames so far: ``refused`` by devices that should send, ``missed`` by NICs without free
 # descriptors, lost in the ``backlog`` of a CPU, and in the ``ring`` of a guest's tap.
@@ -115,7 +111,7 @@ def _drops(before: Losses, after: Losses) -> dict[str, int]:
 def _notes(load: Load, sent: int, seconds: float, effort: Effort) -> list[str]:
     notes = []
     reached = sent / seconds if seconds > 0 else 0.0
-    if reached < _ENOUGH * load.total:
+    if reached < SENT_ENOUGH * load.total:
         notes.append(f"the generator reached {reached:.0f} of {load.total:.0f} frames per second")
     if effort.missing:
         notes.append(f"{effort.missing} threads came or went during the trial")

@@ -14,8 +14,7 @@ and configurations: one for each, in their order, with
     low, high (of the interval, None when there is none), pairs, p (signed-rank test),
     verdict ("higher", "lower", "none", "too few pairs"), text (a sentence);
 
-kept: by configuration name, the median over the rounds of the pps at the highest load as
-a share of the most at any load, with two loads or more of one size; notes: sentences.
+notes: sentences.
 
 Each interval holds its own true ratio with 95 %. With several load points, one may differ by
 chance. A point's verdict therefore also needs Holm's procedure over the points of its
@@ -81,11 +80,6 @@ def _loads(
         points.append({"offered": load.total, **size, "configurations": found})
     summary = _summary(spec, names, points, seed)
     summary["notes"] += _short_notes(points)
-    if len(loads) > 1 and len({load.size for load in loads}) == 1:
-        summary["kept"] = {
-            name: _kept([p["configurations"][index]["values"] for p in points])
-            for index, name in enumerate(names)
-        }
     return summary
 
 
@@ -153,7 +147,6 @@ def _summary(
         "baseline": names[0],
         "level": stats.LEVEL,
         "points": points,
-        "kept": {},
         "notes": _notes(pairs, len(points)),
     }
 
@@ -203,9 +196,3 @@ def _short_notes(points: Iterable[dict[str, Any]]) -> list[str]:
         for one in found["configurations"]
         if one["generator_limited"]
     ]
-
-
-def _kept(by_load: Iterable[Sequence[float]]) -> float | None:
-    """The median over rounds of the last load's value as a share of the greatest."""
-    shares = [turn[-1] / max(turn) for turn in zip(*by_load, strict=True) if max(turn) > 0]
-    return median(shares) if shares else None

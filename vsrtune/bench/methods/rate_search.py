@@ -39,14 +39,6 @@ GUESSES = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Ask:
-    """Try ``value``; ``short`` allows a shorter and single trial."""
-
-    value: int
-    short: bool
-
-
-@dataclass(frozen=True, slots=True)
 class Bounds:
     """``lower`` passed, None when even the lowest value failed; ``upper`` failed, None
     when the highest passed. ``by_generator``: the generator did not reach the upper bound, so
@@ -60,8 +52,8 @@ class Bounds:
 # Whether the value passed; the value really tried, less than asked for when the generator fell
 # short; and a value that might pass where this did not.
 Answer = tuple[bool, float, float]
-# Tries a value with as many trials as that takes.
-Attempt = Callable[[Ask], Generator[Load, Trial, Answer]]
+# Tries a value with as many trials as that takes, or with a shorter and single one.
+Attempt = Callable[[int, bool], Generator[Load, Trial, Answer]]
 
 
 def search(
@@ -113,7 +105,7 @@ def _pass(
             value = round((lower * upper) ** 0.5)
         if not least <= value <= most:
             return bounds
-        passed, reached, guess = yield from attempt(Ask(value, short))
+        passed, reached, guess = yield from attempt(value, short)
         if not passed:
             bounds = replace(bounds, upper=value, by_generator=False)
             if more > 0:
@@ -141,29 +133,29 @@ def throughput(spec: Spec) -> MethodRun:
     steps: list[dict[str, Any]] = []
     at: dict[int, list[Trial]] = {}
 
-    def attempt(ask: Ask) -> Generator[Load, Trial, Answer]:
-        seconds = _short(spec) if ask.short else method.seconds
+    def attempt(value: int, short: bool) -> Generator[Load, Trial, Answer]:
+        seconds = _short(spec) if short else method.seconds
         trials: list[Trial] = []
-        for _ in range(1 if ask.short else method.trials):
-            trials.append((yield even_load(spec, ask.value, seconds)))
+        for _ in range(1 if short else method.trials):
+            trials.append((yield even_load(spec, value, seconds)))
             if not _passes(spec, trials[-1]):
                 break
-        if not ask.short:
-            at[ask.value] = trials
+        if not short:
+            at[value] = trials
         passed = all(_passes(spec, trial) for trial in trials)
         worst = max(trials, key=lambda trial: trial.loss)
         steps.append(
             {
-                "rate": ask.value,
+                "rate": value,
                 "seconds": seconds,
                 "trials": len(trials),
-                "short": ask.short,
+                "short": short,
                 "passed": passed,
                 "loss": worst.loss,
                 "pps": worst.pps,
             }
         )
-        reached = min((float(ask.value), *(_reached(trial) for trial in trials)))
+        reached = min((float(value), *(_reached(trial) for trial in trials)))
         return passed, reached, min(trial.pps for trial in trials)
 
     coarse = _short(spec) < method.seconds or method.trials > 1

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import json
 from importlib.resources import files
-from pathlib import Path
 
 from vsrtune.bench.report import plots, tables
 from vsrtune.bench.spec.model import Outcome
@@ -70,11 +69,3 @@ def page(outcome: Outcome) -> str:
         # With the text of every policy, without which no figure can be repeated.
         configurations=outcome.configurations,
     )
-
-
-def write_page(outcome: Outcome, path: Path) -> None:
-    """Write the report; replace an existing file as a whole."""
-    text = page(outcome)
-    aside = path.with_name(f".{path.name}.new")
-    aside.write_text(text, encoding="utf-8")
-    aside.replace(path)

@@ -58,11 +58,6 @@ class Point:
         """Share of all frames sent that were not forwarded."""
         return max(0.0, self._share(lambda t: t.sent - t.forwarded, lambda t: t.sent))
 
-    @property
-    def spread(self) -> float:
-        """(highest - lowest) / median of the forwarded pps; 0 when nothing was forwarded."""
-        return (self.high - self.low) / self.pps if self.pps else 0.0
-
     def drop_share(self, place: str) -> float:
         """Share of all frames sent that were lost at ``place``."""
         return self._share(lambda t: t.drops.get(place, 0), lambda t: t.sent)
@@ -71,10 +66,6 @@ class Point:
         """CPU seconds of a role for each million frames forwarded; None without any."""
         share = self._share(lambda t: t.cpu_seconds.get(role, 0.0), lambda t: t.forwarded)
         return share * 1_000_000 if self._forwards else None
-
-    def cpu_share(self, role: str) -> float:
-        """CPU seconds of a role for each second of the trials (1.0 is one busy CPU)."""
-        return self._share(lambda t: t.cpu_seconds.get(role, 0.0), lambda t: t.seconds)
 
     def switches_per_thousand(self) -> float | None:
         """Context switches of the guests' threads for each thousand frames forwarded."""

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from typing import Any
 
 from vsrtune.bench.report.points import DROPS, ROLES, Point, by_configuration, used
-from vsrtune.bench.spec.model import Outcome, Router
+from vsrtune.bench.spec.model import Outcome
 from vsrtune.views.tables import NOTHING, Table, filled
 
 Summary = Mapping[str, Any]
@@ -83,11 +83,13 @@ def header(outcome: Outcome) -> Table:
     sizes = spec.method.sizes or (traffic.size,)
     size = " / ".join("IMIX" if s == "imix" else str(s) for s in sizes)
     size += "" if sizes == ("imix",) else " bytes without FCS"
+    names = [f"{r.name} (native)" if r.native else r.name for r in spec.routers]
+    between = names[0] if len(names) == 1 else f"{{{', '.join(names)}}}"
     both = "both directions" if traffic.bidirectional else "left to right"
     bursts = f", in bursts of {1000 * traffic.burst:g} ms" if traffic.burst else ""
     rows = [
         ("measured", label(outcome) or "unlabelled"),
-        ("path", f"{spec.left} -> {_routers(spec.routers)} -> {spec.right}, {both}"),
+        ("path", f"{spec.left} -> {between} -> {spec.right}, {both}"),
         (
             "frames",
             f"{size}, {traffic.flows:,} flow{'s' if traffic.flows != 1 else ''} each{bursts}",
@@ -103,11 +105,6 @@ def header(outcome: Outcome) -> Table:
         rows.append(("seed", str(outcome.seed)))
     tone = "warn" if outcome.unfinished else "plain"
     return Table(spec.name, ("", ""), [(a, b) for a, b in rows if b], tone)
-
-
-def _routers(routers: Sequence[Router]) -> str:
-    names = [f"{r.name} (native)" if r.native else r.name for r in routers]
-    return names[0] if len(names) == 1 else f"{{{', '.join(names)}}}"
 
 
 def method_text(outcome: Outcome) -> str:
@@ -342,7 +339,9 @@ def _compare(s: Summary) -> list[Table]:
         "configuration": lambda one: one["name"],
         "median pps": lambda one: number(one["median"]),
         "lowest..highest": lambda one: interval(one["low"], one["high"]),
-        "verdict": _verdict,
+        "verdict": lambda one: (
+            one["ratio"]["text"].removeprefix(f"{one['name']}: ") if one["ratio"] else "baseline"
+        ),
     }
     found = []
     for p in s["points"]:
@@ -350,14 +349,5 @@ def _compare(s: Summary) -> list[Table]:
         at += f" of {p['size']}" if "size" in p else ""
         title = f"Compared with {s['baseline']}{at}, {s['pairs']} pairs"
         found.append(listed(title, columns, p["configurations"]))
-    columns = {"configuration": lambda kept: kept[0], "%": lambda kept: percent(kept[1])}
-    title = "Rate at the highest load, share of the most at any"
-    found.append(listed(title, columns, s["kept"].items()))
     found.append(Table("Notes on the comparison", ("",), [(note,) for note in s["notes"]], "warn"))
     return found
-
-
-def _verdict(one: Mapping[str, Any]) -> str:
-    if one["ratio"] is None:
-        return "baseline"
-    return str(one["ratio"]["text"]).removeprefix(f"{one['name']}: ")

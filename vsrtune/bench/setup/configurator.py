@@ -25,7 +25,6 @@ from vsrtune.host.libvirt import DEFAULT_URI
 # Rounds of traffic for threads that have to run before they can be class deadline.
 _SETTLING = 10
 
-
 # The kinds of changes, in the order in which they are made.
 _ORDER = (Attachments.kind, Members.kind, cleaners.TUNING, cleaners.COMMAND)
 
@@ -92,10 +91,8 @@ class Configurator(Closing):
                 hint="vsrtune undo",
             )
         self._journal = journal
-        left = self._spec.left
         guests = [name for router in self._spec.routers for name in router.guests]
-        sender = left.cpu if left.host is None else None
-        self._tuner = Tuner(journal, guests, sender, self._uri)
+        self._tuner = Tuner(journal, guests, self._uri)
         return self
 
     def close(self) -> None:

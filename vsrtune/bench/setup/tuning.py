@@ -35,13 +35,9 @@ from vsrtune.policy.model import Policy
 _TRIES = 3
 
 
-def pin_cpus(configuration: Configuration, online: CpuSet, sender: int | None) -> CpuSet:
-    """The CPUs of libvirt's pins: ``cpus`` of the configuration, otherwise every CPU but the
-    one that sends (and so receives, where sender and receiver are one machine)."""
-    if configuration.cpus is None:
-        others = CpuSet(cpu for cpu in online if cpu != sender)
-        return others or online
-    cpus = CpuSet.parse(configuration.cpus)
+def pin_cpus(configuration: Configuration, online: CpuSet) -> CpuSet:
+    """The CPUs of libvirt's pins. Raises VsrtuneError when one of them is not online."""
+    cpus = CpuSet.parse(configuration.cpus or "")
     if not cpus or not cpus <= online:
         raise VsrtuneError(
             f"CPUs {configuration.cpus} are not all online, {online} are",
@@ -54,12 +50,9 @@ def pin_cpus(configuration: Configuration, online: CpuSet, sender: int | None) -
 class Tuner:
     """One tuning at a time, on an open journal. Methods raise VsrtuneError."""
 
-    def __init__(
-        self, journal: Journal, guests: Sequence[str], sender: int | None, uri: str
-    ) -> None:
+    def __init__(self, journal: Journal, guests: Sequence[str], uri: str) -> None:
         self._journal = journal
         self._guests = tuple(guests)
-        self._sender = sender
         self._uri = uri
         self._ops = LiveSysOps(uri, budgets_end=journal.budgets_end, original=journal.original)
         # Makes the present plan again while one of its settings waits for its thread to run.
@@ -88,7 +81,7 @@ class Tuner:
             case Tuning.POLICY:
                 return partial(self._policy_plan, policies(configuration))
             case Tuning.LIBVIRT_PINS:
-                cpus = pin_cpus(configuration, self._ops.online(), self._sender)
+                cpus = pin_cpus(configuration, self._ops.online())
                 return partial(libvirt_pins, names=self._guests, cpus=cpus)
         return None
 

@@ -83,14 +83,14 @@ class Traffic:
     """The frames to send. ``size`` is bytes, or "imix". ``flows`` is per router and
     direction (1 to 1,000,000); UDP ports distinguish flows. Frames go to
     ``destinations`` addresses in turn, from a leg's first on; flows should be a multiple
-    of it. With ``burst`` (seconds) frames come at twice the rate for that time, then
-    hardly any for as long, in turn."""
+    of it."""
 
     size: Size = field(default=60, metadata=keys.SIZE)
     flows: int = field(default=1, metadata=whole(1, keys.MAX_FLOWS))
     bidirectional: bool = field(default=False, metadata=FLAG)
     destinations: int = field(default=1, metadata=whole(1, keys.MAX_DESTINATIONS))
-    burst: float = field(default=0.0, metadata={**keys.DURATION, "maximum": 1})
+    # Seconds of twice the rate before as many of a pause, in results of earlier versions.
+    burst: float = 0.0
 
 
 class Tuning(enum.StrEnum):

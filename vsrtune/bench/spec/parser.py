@@ -102,10 +102,10 @@ def _stated(data: dict[str, Any], path: str) -> dict[str, Any]:
         values["routers"] = [_router(router) for router in data["routers"]]
     if data.get("method", {}).get("kind") == "pdr":
         values["method"] = {"loss": PDR_LOSS, **data["method"]}
-    for key, times in (("traffic", ("burst",)), ("method", _TIMES), ("limits", _TIMES)):
+    for key in ("method", "limits"):
         if key in data:
             within = values[key]
-            values[key] = {k: _duration(v) if k in times else v for k, v in within.items()}
+            values[key] = {k: _duration(v) if k in _TIMES else v for k, v in within.items()}
     if "warmup" in data:
         values["warmup"] = _duration(data["warmup"])
     fields = get_type_hints(Spec)

@@ -51,8 +51,6 @@ class Stream:
     destination_ports: int
     pps: float
     frames: int
-    # Seconds of twice the rate, and as many of a pause; 0 for an even rate.
-    burst: float = 0.0
 
     @property
     def last_destination(self) -> str:
@@ -126,7 +124,6 @@ def streams(spec: Spec, load: Load) -> tuple[Stream, ...]:
                 destination_ports=destination_ports,
                 pps=rates[number],
                 frames=counts[number],
-                burst=spec.traffic.burst,
             )
         )
     return tuple(found)

@@ -14,7 +14,7 @@ import re
 import select
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from vsrtune.bench.setup.commands import run
@@ -42,13 +42,10 @@ START_DELAY = 0.125
 STOP_SECONDS = 10.0
 # How much longer than asked a thread that began late may send, and how often it is checked.
 _LATE, _LOOK = 1.0, 0.05
-# FIFO priority of the thread that makes bursts: above any that a sensible policy gives threads.
-_PRIORITY = 90
 
 _THREAD = re.compile(r"kpktgend_(\d+)")
 _SOFAR = re.compile(r"pkts-sofar: (\d+)\s+errors: (\d+)")
-# Microseconds; 0 before the start. "Result:" does not do: any later command overwrites it, even
-# a delay for a stream that has just ended.
+# Microseconds; 0 before the start. "Result:" does not do: any later command overwrites it.
 _TIMES = re.compile(r"started: (\d+)us\s+stopped: (\d+)us")
 _LABELS = "Running|Stopped"
 _NO_DELAY_LIMIT = 0x7FFFFFFF - 1
@@ -122,21 +119,13 @@ class Pktgen:
         (done, closed) = os.pipe()
         failed: list[VsrtuneError] = []
         writer = threading.Thread(target=_start, args=(closed, failed), daemon=True)
-        ended = threading.Event()
-        bursty = {name: stream for name, stream in self._streams.items() if stream.burst}
-        bursts = threading.Thread(target=_make_bursts, args=(bursty, ended), daemon=True)
         writer.start()
         until = time.monotonic() + START_DELAY + seconds
         try:
-            if bursty:
-                bursts.start()
             (ready, _, _) = select.select([done, cancel], [], [], START_DELAY + seconds)
             if done in ready and not failed:
                 self._await_late_ones(until + _LATE, cancel)
         finally:
-            ended.set()
-            if bursty:
-                bursts.join()
             _stop(writer)
             os.close(done)
         if failed:
@@ -174,43 +163,12 @@ def _text(name: str) -> str:
         return file.read()
 
 
-def _make_bursts(streams: Mapping[str, Stream], ended: threading.Event) -> None:
-    """Make streams pause while pktgen runs, until ``ended`` is set. A pause is one long delay
-    between two frames, which pktgen keeps by itself. It is as long as the burst before it, however
-    late that burst ended. This keeps the mean rate, and a generator that is behind does not catch
-    up in a pause.
-    """
-    # Otherwise the measured threads, which may fill all CPUs at real-time priorities,
-    # would decide how long bursts and pauses are.
-    with contextlib.suppress(OSError):
-        os.sched_setscheduler(0, os.SCHED_FIFO, os.sched_param(_PRIORITY))
-    burst = min(stream.burst for stream in streams.values())
-    begun = time.monotonic() + START_DELAY
-    while not ended.wait(max(0.0, begun + burst - time.monotonic())):
-        now = time.monotonic()
-        pause = now - begun
-        begun = now + pause
-        for name in streams:
-            _delay(name, pause)
-        # pktgen has begun the pause; the delay after the next frame is short again.
-        if ended.wait(pause / 2):
-            return
-        for name, stream in streams.items():
-            _delay(name, 0.5 / stream.pps)
-
-
-def _delay(name: str, seconds: float) -> None:
-    with contextlib.suppress(VsrtuneError):
-        _write(f"{DIRECTORY}/{name}", f"delay {round(seconds * 1e9)}")
-
-
 def commands(stream: Stream) -> list[str]:
     """The commands for pktgen's file of a stream."""
     if int(stream.leg.mac.split(":")[0], 16) & 1:
         raise VsrtuneError("refused: it is a group address, every host would get it",
                            where=stream.leg.mac)  # fmt: skip
-    pps = 2 * stream.pps if stream.burst else stream.pps
-    delay = min(round(1e9 / pps), _NO_DELAY_LIMIT)
+    delay = min(round(1e9 / stream.pps), _NO_DELAY_LIMIT)
     if stream.size:
         size = [f"pkt_size {stream.size}"]
     else:

@@ -46,11 +46,6 @@ class Sink:
             found += [(one.key, one.flow, frames[element(one)]) for one in counted]
         return found
 
-    def close(self) -> None:
-        """Remove the table."""
-        self._nft.set_json_output(False)
-        self._run(f"delete table netdev {TABLE}")
-
     def _run(self, command: str) -> str:
         (status, output, error) = self._nft.cmd(command)
         if status != 0:

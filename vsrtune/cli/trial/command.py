@@ -120,7 +120,7 @@ def try_(
 
         names = [name for g in guests for name in {g.ref, g.name}]
         ground = trial_run.HostGround(
-            Tuner(opened, names, None, places.uri),
+            Tuner(opened, names, places.uri),
             [policy],
             frozenset(g.ref for g in guests),
             places.uri,
