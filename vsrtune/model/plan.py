@@ -30,10 +30,6 @@ class Action:
     enforced: bool = False
     release: bool = False
 
-    def inverse(self) -> Action:
-        """The action that takes this one back."""
-        return Action(self.target, self.after, self.before, "undo: " + self.reason)
-
     @staticmethod
     def of(setting: Setting[V], before: V, after: V, reason: str) -> Action:
         """An action whose values are of the setting's type, which mypy checks."""

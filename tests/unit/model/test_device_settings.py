@@ -28,7 +28,7 @@ from vsrtune.model.targets import (
     decode_target,
 )
 from vsrtune.plan.drift import drifts
-from vsrtune.plan.safety.projection import after
+from vsrtune.plan.safety.projection import project_actions
 from vsrtune.policy import model
 from vsrtune.policy.model import Policy, asks_of_host, host_keys
 from vsrtune.policy.parser import parse
@@ -97,13 +97,13 @@ def test_settings_of_one_device_differ() -> None:
 @any_row
 def test_its_present_value_follows_a_change(row: Row, snapshot: Snapshot) -> None:
     target, gone = target_of(row), target_of(row, past=50)
-    changed = after(snapshot, Action(target, 0, 7, "why"))
+    changed = project_actions(snapshot, [Action(target, 0, 7, "why")])
     assert PresentValues(changed).value(target) == 7
     assert PresentValues(snapshot).value(target) != 7
     assert PresentValues(snapshot).shows(target)
     assert not PresentValues(snapshot).shows(gone)
     assert PresentValues(snapshot).value(gone) is None
-    assert after(snapshot, Action(gone, 0, 7, "why")) == snapshot
+    assert project_actions(snapshot, [Action(gone, 0, 7, "why")]) == snapshot
 
 
 def test_a_shared_device_is_as_its_own_guest_shows_it() -> None:
@@ -127,7 +127,7 @@ def test_a_change_by_others_is_drift_of_its_key(
     rule = {row.key: DriftRule.ADOPT}
     policy = Policy("p", "vr1", devices={row.key: 500}, drift=rule)
     target = target_of(row)
-    changed = after(snapshot, Action(target, 0, 7, "why"))
+    changed = project_actions(snapshot, [Action(target, 0, 7, "why")])
     (found,) = drifts(changed, [(snapshot.guests[0], policy)], {target: 500}).values()
     assert (found.setting, found.desired, found.found) == (row.key, "500", "7")
     assert (found.rule, found.by) == (DriftRule.ADOPT, "")

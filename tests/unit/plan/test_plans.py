@@ -14,10 +14,10 @@ from plan_cases import CASES, PLANS, expecting, patched, read
 from plan_text import actions_yaml, plan_yaml
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.plan import Plan
+from vsrtune.model.plan import Action, Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.plan.planner import plan
-from vsrtune.plan.safety.projection import project, project_actions, undo_actions
+from vsrtune.plan.safety.projection import project, project_actions
 
 
 def _comparable(snapshot: Snapshot) -> Snapshot:
@@ -48,12 +48,15 @@ def test_plan(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     policies, ours = case.load(Path()), case.ours
     reassert = {target.guest for target in ours} if case.given.get("reassert") else set()
     made = plan(snapshot, policies, ours, reassert)
-    expected = expecting(file.read_text("utf-8"), plan_yaml(made), actions_yaml(undo_actions(made)))
+    undo = [
+        Action(a.target, a.after, a.before, f"undo: {a.reason}") for a in reversed(made.actions)
+    ]
+    expected = expecting(file.read_text("utf-8"), plan_yaml(made), actions_yaml(undo))
     matches(file, expected)
     applied = project(snapshot, made)
     wrote = ours | {a.target: a.after for a in made.actions}
     assert plan(applied, policies, wrote, reassert).actions == ()
-    undone = project_actions(applied, undo_actions(made))
+    undone = project_actions(applied, undo)
     assert _comparable(undone) == _comparable(snapshot)
 
 

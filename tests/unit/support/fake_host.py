@@ -13,7 +13,7 @@ from vsrtune.model.plan import Action
 from vsrtune.model.present import PresentValues
 from vsrtune.model.snapshot import Snapshot, SnapshotSlice
 from vsrtune.model.targets import CgroupDir, EmulatorPin, Pin, Target, Value, VcpuPin
-from vsrtune.plan.safety.projection import after
+from vsrtune.plan.safety.projection import project_actions
 
 
 class FakeHost:
@@ -76,7 +76,7 @@ class FakeHost:
         self.written.append((target, value))
         if isinstance(target, CgroupDir):
             (self.dirs.add if value else self.dirs.discard)(target.path)
-        self.snapshot = after(self.snapshot, Action(target, value, value, ""))
+        self.snapshot = project_actions(self.snapshot, [Action(target, value, value, "")])
 
     # -- what others do to the host
 

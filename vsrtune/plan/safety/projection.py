@@ -57,16 +57,6 @@ def project_actions(snapshot: Snapshot, actions: Iterable[Action]) -> Snapshot:
     return state.snapshot()
 
 
-def undo_actions(plan: Plan) -> tuple[Action, ...]:
-    """The actions that take the whole plan back."""
-    return tuple(action.inverse() for action in reversed(plan.actions))
-
-
-def after(snapshot: Snapshot, action: Action) -> Snapshot:
-    """The snapshot after one action."""
-    return project_actions(snapshot, [action])
-
-
 class Projection:
     """A snapshot that takes actions one after the other. The time of an action depends on the
     size of its own guest, not on the number of guests."""
