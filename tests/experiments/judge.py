@@ -162,10 +162,12 @@ def spreads(data: Data, ours: Place, theirs: Place) -> Both:
     """How far trials are from the median of their place, as shares of it: ours over theirs,
     paired by round. Raises as ``rounds``."""
     pairs = rounds(data, ours, theirs)
-    columns = [[t.pps for t in column] for column in zip(*pairs, strict=True)]
-    middles = [median(column) for column in columns]
-    away = [[abs(v / m - 1) for v in c] for c, m in zip(columns, middles, strict=True)]
-    return _both([v + 1e-6 for v in away[0]], [v + 1e-6 for v in away[1]])
+    return _both(_away([a.pps for a, _ in pairs]), _away([b.pps for _, b in pairs]))
+
+
+def _away(values: Sequence[float]) -> list[float]:
+    middle = median(values)
+    return [abs(v / middle - 1) + 1e-6 for v in values]
 
 
 def bed_rounds(
@@ -297,7 +299,7 @@ def _against_peak(run: str, configuration: str | None, rule: Rule) -> Judge:
         name = configuration or "it"
         text = f"{name} forwards most, {peak.pps:,.0f} pps, at {offered(peak.offered)}"
         if peak.offered >= last:
-            return Verdict(rule((Ratio(1, 1, 1, 0), Ratio(1, 1, 1, 0))), text)
+            return Verdict(rule((Ratio(1, 1, 1, 0),) * 2), text)
         places = Place(run, configuration), Place(run, configuration, peak.offered)
         both = ratios(data, *places)
         return Verdict(rule(both), f"{text}; of that, at {offered(last)}: {both[0]}")

@@ -66,7 +66,7 @@ def paired_ratio(values: Sequence[float], base: Sequence[float], level: float = 
     """
     if len(values) != len(base) or not values:
         raise ValueError(f"need pairs, have {len(values)} and {len(base)} values")
-    ratios = [_ratio(a, b) for a, b in zip(values, base, strict=True)]
+    ratios = list(map(_ratio, values, base))
     low, high = median_interval(ratios, level)
     return Ratio(median(ratios), max(low, 0.0), high, len(ratios), signed_rank_test(ratios))
 
@@ -115,16 +115,20 @@ def signed_rank_test(ratios: Sequence[float]) -> float:
     """
     told = [r for r in ratios if r != 1.0]
     sizes = sorted(_size(r) for r in told)
-    # Twice the mean rank of equal sizes, because that is a whole number.
-    ranks = [bisect_left(sizes, _size(r)) + bisect_right(sizes, _size(r)) + 1 for r in told]
+
+    def rank(ratio: float) -> int:
+        # Twice the mean rank of equal sizes, because that is a whole number.
+        size = _size(ratio)
+        return bisect_left(sizes, size) + bisect_right(sizes, size) + 1
+
     ways = {0: 1}
-    for rank in ranks:
+    for step in map(rank, told):
         more = dict(ways)
         for total, count in ways.items():
-            more[total + rank] = more.get(total + rank, 0) + count
+            more[total + step] = more.get(total + step, 0) + count
         ways = more
-    above = sum(rank for rank, r in zip(ranks, told, strict=True) if r > 1.0)
-    far = max(above, sum(ranks) - above)
+    above = sum(rank(r) for r in told if r > 1.0)
+    far = max(above, max(ways) - above)
     extreme = sum(count for total, count in ways.items() if total >= far)
     return min(1.0, 2.0 * extreme / float(2 ** len(told)))
 
@@ -184,11 +188,7 @@ def linear_fit(xs: Sequence[float], ys: Sequence[float]) -> Fit:
 
     Raises ValueError for unequal lengths, fewer than two points or a single x.
     """
-    if len(xs) != len(ys) or len(xs) < 2 or min(xs) == max(xs):
-        raise ValueError("a line needs points at two different x")
     slope, intercept = statistics.linear_regression(xs, ys)
-    middle = math.fsum(ys) / len(ys)
-    total = math.fsum((y - middle) ** 2 for y in ys)
-    residual = math.fsum((y - slope * x - intercept) ** 2 for x, y in zip(xs, ys, strict=True))
-    explained = 1.0 if total == 0.0 else max(0.0, 1.0 - residual / total)
+    constant = min(ys) == max(ys)
+    explained = 1.0 if constant else statistics.correlation(xs, ys) ** 2
     return Fit(float(slope), float(intercept), explained)

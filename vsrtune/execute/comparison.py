@@ -65,6 +65,4 @@ def between(before: Value, after: Value, now: Value, ops: LiveSysOps) -> bool:
         return now.cpuset in texts and now.cpus & online in masks + [
             a & b for a in masks for b in masks
         ]
-    if now == LEAVING and before != LEAVING:
-        return True
-    return same_setting(before, now) or same_setting(after, now)
+    return now == LEAVING or same_setting(before, now) or same_setting(after, now)

@@ -100,9 +100,8 @@ def _standing_still(still: Iterable[Standstill]) -> list[str]:
 def _covered(guest: Guest, lower: Role, higher: Role) -> CpuSet:
     """CPUs of those ``lower`` threads that have a more urgent ``higher`` thread on every CPU."""
     out = CpuSet()
-    most = max((level(t.sched) for t in guest.by_role(higher)), default=0)
     for thread in guest.by_role(lower):
-        if thread.sched.cls is SchedClass.DEADLINE or level(thread.sched) >= most:
+        if thread.sched.cls is SchedClass.DEADLINE:
             continue
         more = [t for t in guest.by_role(higher) if level(t.sched) > level(thread.sched)]
         if thread.affinity <= CpuSet.union(t.affinity for t in more):

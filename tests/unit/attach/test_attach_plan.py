@@ -117,13 +117,19 @@ def test_a_guest_that_does_not_run_is_thought_of() -> None:
 def test_what_else_holds_the_lower_device_is_named() -> None:
     fake = two_guests()
     fake.table[50] = Link(50, "mv9", "macvlan", lower=3, up=True)
-    with pytest.raises(VsrtuneError, match="macvlan mv9"):
-        plan(SwitchRequest(FORTH, ("a",), interface="p1"), survey(fake))
+    request = SwitchRequest(FORTH, ("a",), interface="p1")
+    assert refused(request, survey(fake)) == (
+        "p1: the macvlan mv9 stands on it and belongs to no libvirt guest; stop what uses it, then "
+        "remove it: `ip link delete`"
+    )
     del fake.table[50]
     fake.table[51] = Link(51, "br0", "bridge")
-    fake.table[3] = Link(3, "p1", master=51)
-    with pytest.raises(VsrtuneError, match="port of br0"):
-        plan(SwitchRequest(FORTH, ("a",), interface="p1"), survey(fake))
+    for master, name in ((51, "br0"), (52, "another device")):
+        fake.table[3] = Link(3, "p1", master=master)
+        assert refused(request, survey(fake)) == (
+            f"p1: it is a port of {name}, and NAPI-macvlan wants it for itself; ip link set p1 "
+            "nomaster, if nothing needs that"
+        )
 
 
 @pytest.mark.parametrize("name", [A1.upper(), "macvtap1", "p1"])
@@ -131,11 +137,90 @@ def test_an_interface_by_any_of_its_names(name: str) -> None:
     assert [m.mac for m in forth("a", interface=name).moves] == [A1]
 
 
-def test_an_interface_that_is_not_there() -> None:
-    with pytest.raises(VsrtuneError, match=f"no interface x; its interfaces: {A0}"):
-        forth("a", interface="x")
-    with pytest.raises(VsrtuneError, match="no such libvirt guest"):
-        forth("z")
+def refused(request: SwitchRequest, host: AttachHostState) -> str:
+    with pytest.raises(VsrtuneError) as caught:
+        plan(request, host)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("request_", "text"),
+    [
+        (
+            SwitchRequest(FORTH, ("a",), "x"),
+            f"a: it has no interface x; its interfaces: {A0} (direct), {A1} (direct)",
+        ),
+        (
+            SwitchRequest(FORTH, ("c",)),
+            "c: it has no interface on macvtap or NAPI-macvlan; its interfaces: none",
+        ),
+        (SwitchRequest(FORTH, ("z",)), "z: there is no such libvirt guest; see: virsh list --all"),
+        (
+            SwitchRequest(FORTH, ("a",)),
+            (
+                "p0, p1: the lower device serves macvtap or NAPI-macvlan, never both, and other "
+                f"interfaces stand on it: b {B0} on p0; --all-of-lower moves them too"
+            ),
+        ),
+        (
+            SwitchRequest(FORTH, ("d",), config=False),
+            "d: the guest does not run; start it, or use --config",
+        ),
+        (
+            SwitchRequest(FORTH, ("e",), live=False),
+            "e: the guest has no persistent definition; use --live",
+        ),
+        (
+            SwitchRequest(FORTH, ("e",)),
+            "p9: there is no such device; see: ip link",
+        ),
+        (
+            SwitchRequest(FORTH, ("d",), live=False),
+            "d: p9: the lower device is not there; see: ip link",
+        ),
+        (
+            SwitchRequest(BACK, ("g",), "02:00:00:00:0f:00"),
+            (
+                "g: interface 02:00:00:00:0f:00: its type is bridge, and its device none of vsrtune's; "
+                "name another interface with --interface"
+            ),
+        ),
+        (
+            SwitchRequest(FORTH, ("f",), "02:00:00:00:0f:00", live=False),
+            (
+                "interface 02:00:00:00:0f:00: the guest has several interfaces of that MAC; give "
+                "every interface its own MAC (virsh edit)"
+            ),
+        ),
+    ],
+)
+def test_what_is_refused(request_: SwitchRequest, text: str) -> None:
+    fake = two_guests()
+    gone, bridged = nic(interface(A0, "p9", 2)), nic(BRIDGED)
+    more = (
+        GuestNics("c", "u-c", (), ()),
+        GuestNics("d", "u-d", None, (gone,)),
+        GuestNics("e", "u-e", (gone,), None),
+        GuestNics("f", "u-f", (bridged,), (bridged, bridged)),
+        GuestNics("g", "u-g", (bridged,), None),
+    )
+    host = AttachHostState((*fake.guests(), *more), fake.links().values(), ())
+    assert refused(request_, host) == text
+
+
+def test_a_device_is_like_the_macvtap_that_it_replaces() -> None:
+    (move,) = forth("a", interface=A1).moves
+    link = two_guests().links()["macvtap1"]
+    assert move.device == MadeDevice("nvt00000a01", "p1", A1, 4, link.mtu, link.queue)
+    assert move.queue == link.queue
+    fake = two_guests()
+    fake.stop(fake.fakes["uuid-a"])
+    request = SwitchRequest(FORTH, ("a",), A1, live=False)
+    (move,) = plan(request, survey(fake)).moves
+    assert move.device == MadeDevice("nvt00000a01", "p1", A1, 4, 9000, 500)
+    taken = (Link(60, "nvt00000a01", "dummy"), Link(61, "nvt00000a012", "dummy"))
+    host = AttachHostState(fake.guests(), (*fake.links().values(), *taken), ())
+    assert plan(request, host).moves[0].device.name == "nvt00000a013"
 
 
 def test_an_interface_on_a_bridge_stays_there() -> None:
@@ -157,8 +242,10 @@ def test_an_interface_on_a_bridge_stays_there() -> None:
     ],
 )
 def test_interfaces_that_cannot_move(old: str, new: str, reason: str) -> None:
-    with pytest.raises(VsrtuneError, match=reason):
+    with pytest.raises(VsrtuneError, match=reason) as caught:
         alone(interface(A0, "p0", 2, "macvtap0").replace(old, new))
+    assert caught.value.where == f"a: interface {A0}"
+    assert caught.value.hint == "name another interface with --interface"
 
 
 def test_what_is_told_of_a_switch() -> None:
@@ -168,7 +255,28 @@ def test_what_is_told_of_a_switch() -> None:
     assert "trustGuestRxFilters" not in made.moves[0].live[1]
     made = forth("a", "b", config=False)
     assert "define" not in names(made)
-    assert any("cannot start again" in note for note in made.notes)
+    keeps = "its definition keeps macvtap, and the guest cannot start again while other guests on"
+    assert made.notes == (
+        f"a {A0}: {keeps} p0 have NAPI-macvlan",
+        f"a {A1}: {keeps} p1 have NAPI-macvlan",
+        f"b {B0}: {keeps} p0 have NAPI-macvlan",
+    )
+    made = forth("a", "b", live=False)
+    assert names(made) == ["make"] * 3 + ["define"] * 3
+    waits = "comes up when the last macvtap on"
+    assert made.notes == (
+        f"a {A0}: nvt00000a00 {waits} p0 is gone, which the daemon sees to",
+        f"a {A1}: nvt00000a01 {waits} p1 is gone, which the daemon sees to",
+        f"b {B0}: nvt00000b00 {waits} p0 is gone, which the daemon sees to",
+    )
+    made = plan(SwitchRequest(BACK, ("a", "b")), survey(two_guests()))
+    assert (made.steps, made.moves, made.leaves) == ((), (), ())
+    there = [
+        f"{guest} has it on macvtap already" for guest in ("the running guest", "its definition")
+    ]
+    assert list(made.notes) == [
+        f"{name} {mac}: {text}" for name, mac in (("a", A0), ("a", A1), ("b", B0)) for text in there
+    ]
 
 
 def test_back_without_having_been_forth() -> None:
@@ -178,7 +286,12 @@ def test_back_without_having_been_forth() -> None:
     made = alone(text, Link(7, "nv7", NAPI_KIND, 2, 0, 2, A0, 1500, 250, True), to=BACK)
     assert '<source dev="p0" mode="vepa"' in made.moves[0].live[1]
     assert made.moves[0].queue == 250
-    assert [d.name for d in made.leaves] == ["nv7"]
+    assert made.leaves == (MadeDevice("nv7", "p0", A0, 2, 1500, 250),)
+    with pytest.raises(VsrtuneError) as caught:
+        alone(text, Link(7, "nv7", NAPI_KIND, 99, 0, 2, A0, 1500, 250, True), to=BACK)
+    assert str(caught.value) == (
+        f"a: it has no interface on macvtap or NAPI-macvlan; its interfaces: {A0} (ethernet)"
+    )
 
 
 def test_a_member_does_not_leave_the_device_of_its_group() -> None:
@@ -190,7 +303,10 @@ def test_a_member_does_not_leave_the_device_of_its_group() -> None:
         (Link(2, "p0"), Link(7, "nv7", NAPI_KIND, 2, 0, 2, A0, 1500, 250, True)),
         (origin,),
     )
-    with pytest.raises(VsrtuneError, match=f"^a: its interface {A0} is on nv7 of the group pair; "):
+    with pytest.raises(
+        VsrtuneError,
+        match=f"^a: its interface {A0} is on nv7 of the group pair; vsrtune group delete pair$",
+    ):
         plan(SwitchRequest(BACK, ("a",), config=False), host)
 
 

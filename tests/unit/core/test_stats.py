@@ -95,6 +95,7 @@ def test_a_constant_ratio() -> None:
 def test_nothing_forwarded_counts_as_one_packet() -> None:
     assert paired_ratio([5.0], [0.0]).median == 5.0
     assert paired_ratio([0.0], [5.0]).median == 0.0
+    assert paired_ratio([3.0], [0.5]).median == 6.0
     assert paired_ratio([0.0] * 9, [0.0] * 9).median == 1.0
     assert not paired_ratio([0.0] * 9, [0.0] * 9).shown
 
@@ -143,6 +144,7 @@ def test_holm_by_hand() -> None:
 def test_nine_pairs_suffice_for_twelve_tests() -> None:
     assert [pairs_needed(n) for n in (0, 1, 2, 12, 13, 51)] == [6, 6, 7, 9, 10, 11]
     assert holm([2 / 512] * 12) == [True] * 12
+    assert pairs_needed(1, level=0.0) == 1
 
 
 def test_spread() -> None:
@@ -166,5 +168,10 @@ def test_linear_fit() -> None:
     bent = linear_fit([0, 1, 2], [0, 1, 1])
     assert (bent.slope, bent.r_squared) == pytest.approx((0.5, 0.75))
     assert linear_fit([1, 2], [4, 4]).r_squared == 1.0
-    with pytest.raises(ValueError, match="two different x"):
-        linear_fit([2, 2], [1, 3])
+    assert linear_fit([0, 1, 2], [2, 1, 1]).r_squared == pytest.approx(0.75)
+
+
+@pytest.mark.parametrize(("xs", "ys"), [([2, 2], [1, 3]), ([1], [1]), ([1, 2], [1]), ([], [])])
+def test_what_is_no_line(xs: list[float], ys: list[float]) -> None:
+    with pytest.raises(ValueError):
+        linear_fit(xs, ys)

@@ -205,16 +205,29 @@ def test_a_move_keeps_the_affinity(host: FakeKernel) -> None:
     assert ops.read(CgroupDir("vr1", OURS)) is False
 
 
+@pytest.mark.parametrize(("pauses", "goes"), [(1, True), (9, True), (10, False)])
 def test_a_cgroup_goes_as_soon_as_its_last_thread_has_left(
-    host: FakeKernel, monkeypatch: pytest.MonkeyPatch
+    host: FakeKernel, monkeypatch: pytest.MonkeyPatch, pauses: int, goes: bool
 ) -> None:
     ops, thread = host.ops(), host.state["threads"]["1020"]
     ops.write(CgroupDir("vr1", OURS), True)
     thread["cgroup"] = OURS
-    leaves = {"cgroup": f"{LIBVIRT}/emulator"}
-    monkeypatch.setattr("vsrtune.execute.cgroups.time.sleep", lambda _: thread.update(leaves))
-    ops.write(CgroupDir("vr1", OURS), False)
-    assert OURS not in host.state["cgroups"]
+    slept: list[float] = []
+
+    def sleep(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == pauses:
+            thread["cgroup"] = f"{LIBVIRT}/emulator"
+
+    monkeypatch.setattr("vsrtune.execute.cgroups.time.sleep", sleep)
+    if not goes:
+        with pytest.raises(WriteError, match="threads inside: 1020"):
+            ops.write(CgroupDir("vr1", OURS), False)
+    else:
+        ops.write(CgroupDir("vr1", OURS), False)
+    assert (OURS not in host.state["cgroups"]) is goes
+    assert len(slept) == min(pauses, 9)
+    assert 0 < sum(slept) < 0.25
 
 
 def test_a_cgroup_is_made_threaded(host: FakeKernel) -> None:

@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -311,6 +312,68 @@ def test_a_grown_journal_is_compacted_when_opened(
         assert path.stat().st_size < size / 10
         journal.done(QUEUE)
     assert folded(path)[1] == (500, 20, "done")
+
+
+class _Kept:
+    """Records that amount to so many bytes; nothing is live when that is none."""
+
+    def __init__(self, size: int) -> None:
+        self.live = [{"kept": "x" * (size - len('{"kept":""}\n'))}] if size else []
+
+    def record(self, data: object) -> None:
+        raise NotImplementedError
+
+    def compacted(self) -> list[dict[str, Any]]:
+        return self.live
+
+
+@pytest.mark.parametrize(
+    ("size", "live", "rewritten"),
+    [
+        (0, 0, False),
+        (100, 0, True),
+        (16 << 10, 50, False),
+        ((16 << 10) + 1, 50, True),
+        (30_000, 3_000, False),
+        (30_001, 3_000, True),
+        (1 << 20, 200_000, False),
+        ((1 << 20) + 1, 200_000, True),
+        # Nearly all of it is live.
+        (1_200_051, 600_000, False),
+        (1_200_052, 600_000, True),
+    ],
+)
+def test_when_a_log_is_rewritten(
+    path: Path, monkeypatch: pytest.MonkeyPatch, size: int, live: int, rewritten: bool
+) -> None:
+    monkeypatch.setattr(os, "fsync", lambda _fd: None)
+    header = {"h": "x" * 42}
+    names = jsonl_log.LogNames("the log", "{process} has it", "wait")
+    with jsonl_log.JsonlLog(path, names, header) as log:
+        log.rewrite(_Kept(0))
+        if size:
+            log.append({"r": "x" * (size - 51 - len('{"r":""}\n'))})
+        assert path.stat().st_size == size
+        log.compact_if_grown(_Kept(live))
+        assert path.stat().st_size == ((live and live + 51) if rewritten else size)
+
+
+def test_a_log_is_not_weighed_again_before_it_has_grown(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By TINY, or by half of what it has."""
+    monkeypatch.setattr(os, "fsync", lambda _fd: None)
+    names = jsonl_log.LogNames("the log", "{process} has it", "wait")
+    with jsonl_log.JsonlLog(path, names, {}) as log:
+        log.rewrite(_Kept(0))
+        for first, more, rewritten in ((20_000, 16_000, False), (0, 500, True)):
+            if first:
+                log.append({"r": "x" * first})
+                log.compact_if_grown(_Kept(5_000))
+            log.append({"r": "x" * more})
+            size = path.stat().st_size
+            log.compact_if_grown(_Kept(50))
+            assert (path.stat().st_size < size) is rewritten
 
 
 def test_a_failed_compaction_keeps_the_old_file(

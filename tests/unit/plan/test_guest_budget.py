@@ -15,6 +15,7 @@ from vsrtune.model.targets import RrTimeslice, ThreadSched
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.plan.planner import plan
 from vsrtune.plan.safety.projection import project
+from vsrtune.policy.guest_budget import divided, unfit
 from vsrtune.policy.lowering import next_level
 from vsrtune.policy.model import Policy, asks_of_host
 from vsrtune.policy.parser import parse
@@ -22,8 +23,8 @@ from vsrtune.policy.parser import parse
 ALL_ON_ONE = "cpus: {irq: 0, vcpu: 1, vhost: 1}\nprofile: none\n"
 
 
-def policy(cpu: str, more: str = "", guest: str = "vr1") -> Policy:
-    text = f"guest: {guest}\nscheduler:\n  budget: {{cpu: {cpu}, period: 10ms}}\n{more}"
+def policy(cpu: str, more: str = "", guest: str = "vr1", period: str = "10ms") -> Policy:
+    text = f"guest: {guest}\nscheduler:\n  budget: {{cpu: {cpu}, period: {period}}}\n{more}"
     return parse(text, f"{guest}.yaml")
 
 
@@ -124,6 +125,15 @@ def test_parts_that_no_thread_can_have(cpu: str, reason: str, hint: str) -> None
     assert (refusal.policy, refusal.hint) == ("vr1.yaml:3", hint)
     written = hint.split()[2]
     assert plan(seen(), [policy(written)]).refusals == ()
+
+
+def test_the_least_part_is_rounded_up() -> None:
+    (refusal,) = plan(seen(), [policy("0.05%", period="7ms")]).refusals
+    assert refusal.hint == "write cpu: 0.09% or more, or a longer period"
+
+
+def test_a_part_may_be_a_whole_cpu() -> None:
+    assert unfit(divided(policy("300%"), router()), router()) is None
 
 
 def test_too_much_for_a_shared_cpu_is_refused() -> None:

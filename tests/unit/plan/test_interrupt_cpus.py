@@ -3,15 +3,18 @@ interrupts."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import recorded_hosts
 from planning_samples import cpus, host, macvtap, router
 from planning_samples import nic as device
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.host import Irq, Nic
+from vsrtune.model.guest import ThreadKey
+from vsrtune.model.host import Irq, Nic, NicQueue, NicThread
 from vsrtune.observe.recording import replay
-from vsrtune.plan.interrupt_cpus import interrupt_cpus, irqs_of, queue_irqs
+from vsrtune.plan.interrupt_cpus import device_cpus, interrupt_cpus, irqs_of, queue_irqs
 from vsrtune.policy.parser import parse
 
 ALL = CpuSet([0, 1, 2])
@@ -84,3 +87,54 @@ def test_lists_and_what_the_host_shows_of_the_other_devices() -> None:
     first, second = choice.notes
     assert first == "vr1: interrupt CPUs 3 of p0 from p:4"
     assert second.startswith("vr1: interrupt CPUs 1 from p1: where its interrupts")
+
+
+IRQS = (Irq(40, "p0-rx-0", ALL, CpuSet([1])), Irq(41, "p0-tx-0", ALL, CpuSet([2])))
+QUEUES = (NicQueue("rx-0", CpuSet()),)
+NAPI = (NicThread(ThreadKey(7, 7, 7), "napi/p0-1", CpuSet([3])),)
+CONFINED = {"threaded_napi": True, "queues": QUEUES, "napi": NAPI}
+SERVED = "where its interrupts (40, 41) are served"
+LATER = ", its threaded NAPI may run elsewhere"
+
+
+@pytest.mark.parametrize(
+    ("more", "found", "rule"),
+    [
+        ({"irqs": IRQS}, "1-2", SERVED),
+        ({"irqs": IRQS, "rps_cpus": cpus("0")}, "0-2", f"{SERVED} and its RPS CPUs 0"),
+        (
+            {"irqs": IRQS, "rps_cpus": cpus("0,9"), **CONFINED}, "0-3",
+            f"{SERVED} and its RPS CPUs 0 and the CPUs 3 of its NAPI threads",
+        ),
+        (
+            {"irqs": (*IRQS, Irq(42, "p0", ALL, CpuSet([0])))}, "1-2",
+            f"{SERVED} (42 carries no frames)",
+        ),
+        ({"rps_cpus": cpus("2")}, "2", "it has no interrupts, its RPS CPUs"),
+        (
+            {"rps_cpus": cpus("2"), "threaded_napi": True}, "2",
+            f"it has no interrupts, its RPS CPUs{LATER}",
+        ),
+        (CONFINED, "3", "it has no interrupts and the CPUs 3 of its NAPI threads"),
+        (
+            {"rps_cpus": cpus("2"), **CONFINED}, "2-3",
+            "it has no interrupts and its RPS CPUs 2 and the CPUs 3 of its NAPI threads",
+        ),
+        ({"rx_cpus": cpus("1,9")}, "1", "it has no interrupts, where its receive SoftIRQ was seen"),
+        ({"rx_cpus": cpus("9")}, "0", "it has no interrupts, the first online CPU is taken"),
+        (
+            {"threaded_napi": True}, "0",
+            f"it has no interrupts, the first online CPU is taken{LATER}",
+        ),
+        ({"irqs": (Irq(40, "p0", ALL, CpuSet([9])),)}, "0",
+         "it has no interrupts, the first online CPU is taken"),
+    ],
+)  # fmt: skip
+def test_the_rule_that_gave_the_cpus(more: dict[str, Any], found: str, rule: str) -> None:
+    assert device_cpus(host(), device("p0", None, **more)) == (cpus(found), rule)
+
+
+def test_a_device_that_was_not_observed() -> None:
+    rule = "the device was not observed, the first online CPU is taken"
+    assert device_cpus(host(offline="0"), None) == (cpus("1"), rule)
+    assert device_cpus(host(offline="0-3"), None) == (CpuSet(), rule)

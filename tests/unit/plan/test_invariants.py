@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from planning_samples import (
     FIFO_10,
+    budget,
     change,
     change_one,
     cpus,
@@ -19,6 +20,7 @@ from planning_samples import (
     released,
     router,
     snapshot,
+    with_cpusets,
 )
 
 from vsrtune.core.cpuset import CpuSet
@@ -28,8 +30,12 @@ from vsrtune.model.plan import Action, Plan, Refusal
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import (
     HOST_REF,
+    CpusetFile,
+    CpusetList,
     EmulatorPin,
     IrqAffinity,
+    Partition,
+    PartitionState,
     Pin,
     ThreadAffinity,
     ThreadCgroup,
@@ -117,6 +123,86 @@ def test_spoilt_plans_are_not_used(name: str) -> None:
     spoil, reason = SPOILT[name]
     with pytest.raises(PlanError, match=reason):
         verdict(spoil(GOOD.actions))
+
+
+BUDGETS = parse(
+    "guest: vr1\ncpus: {vcpu: 1, vhost: 2}\nprofile: none\nscheduler: {vcpu: {class: deadline, "
+    "runtime: 2ms, period: 10ms}, vhost: {class: deadline, runtime: 4ms, period: 10ms}}\n",
+    "p",
+)
+WITH_LISTS = with_cpusets(SNAPSHOT)
+MAKES = plan(WITH_LISTS, [BUDGETS])
+UNDER = project(WITH_LISTS, MAKES)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (
+            _change(ThreadSched, after=replace(budget(2, 10), reset_on_fork=False)),
+            "deadline without reset-on-fork",
+        ),
+        (
+            _change(ThreadSched, after=budget(9.5, 10)),
+            "CPUs 1 have too little bandwidth left at that point",
+        ),
+        (_without(Partition), "CPUs [12] are no root domain at that point"),
+        (_without(CpusetFile), "it would get CPUs none"),
+    ],
+)
+def test_spoilt_plans_of_root_domains_are_not_used(spoil: Spoil, reason: str) -> None:
+    check(WITH_LISTS, MAKES, {})
+    with pytest.raises(PlanError, match=reason):
+        check(WITH_LISTS, replace(MAKES, actions=spoil(MAKES.actions)), {})
+
+
+def test_a_thread_stays_deadline_as_long_as_its_root_domain() -> None:
+    vcpu = UNDER.guests[0].by_role(Role.VCPU)[0]
+    target = ThreadSched("vr1", vcpu.key, "vcpu 0")
+    for after in (Sched(), FIFO_10):
+        with pytest.raises(PlanError, match="leaves class deadline within its root domain"):
+            check(UNDER, Plan((Action(target, vcpu.sched, after, ""),)), {})
+    again = Action(target, vcpu.sched, budget(3, 10), "")
+    check(UNDER, Plan((again,)), {})
+
+
+@pytest.mark.parametrize("text", ["0", "0-3", "1-3,9"])
+def test_a_partition_leaves_interrupt_cpus_and_others(text: str) -> None:
+    """Without interrupts on CPU 0 it may have that, but never all."""
+    path = "machine.slice/machine-qemu-1000-x.scope/libvirt/vcpu0"
+    actions = (
+        Action(
+            CpusetFile("vr1", path, "cpuset.cpus.exclusive"), CpusetList(""), CpusetList(text), ""
+        ),
+        Action(Partition("vr1", path), PartitionState("member"), PartitionState("root"), ""),
+    )
+    heeded = {"vr1": (cpus("0"), frozenset(["p0", "p1"]))}
+    good = text == "1-3,9"
+    if good:
+        check(WITH_LISTS, Plan(actions, heeded=heeded), {})
+        return
+    with pytest.raises(PlanError, match=f"it would get CPUs {text}"):
+        check(WITH_LISTS, Plan(actions, heeded=heeded if text != "0-3" else {}), {})
+
+
+@pytest.mark.parametrize(
+    ("after", "good"), [("", False), ("9", False), ("0,9", False), ("1", True)]
+)
+def test_a_lower_device_is_served_on_online_cpus(after: str, good: bool) -> None:
+    irq = SNAPSHOT.host.nics[0].irqs[0]
+    target = IrqAffinity(HOST_REF, irq.number, irq.name)
+    made = Plan((Action(target, irq.affinity, cpus(after), ""),))
+    if good:
+        check(SNAPSHOT, made, {})
+        return
+    text = f"a lower device would be served on CPUs {after or 'none'}"
+    with pytest.raises(PlanError, match=text) as caught:
+        check(SNAPSHOT, made, {})
+    assert str(caught.value) == (
+        f"{target}: internal error, the plan is not used: {text}; please report it with the output "
+        "of `vsrtune record`"
+    )
+    assert caught.value.guest == HOST_REF
 
 
 SOFTIRQ = snapshot(router(), on=host(softirq=dict.fromkeys(range(4), Sched())))

@@ -12,6 +12,7 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import Guest, Role
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import CpusetFile, CpusetList
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
@@ -77,12 +78,38 @@ def _bound(role: Role, cpu: str, text: str | None) -> Guest:
     )  # fmt: skip
 
 
+def _elsewhere() -> Guest:
+    """A guest whose emulator is in no cgroup of libvirt's."""
+    return change(router("vm7", 2000), Role.EMULATOR, cgroup="machine.slice/x.scope/other")
+
+
+def test_a_list_that_somebody_has_given_all_its_threads_is_left() -> None:
+    seen = scene()
+    above = "machine.slice/machine-qemu-2000-x.scope/libvirt"
+    groups = tuple(replace(c, cpus="0-2") if c.path == above else c for c in seen.host.cpusets)
+    seen = replace(seen, host=replace(seen.host, cpusets=groups))
+    why = "left alone: somebody has given it CPUs 0-2"
+    assert told(full_plan(seen, [POLICY], ()), "vm7") == {why}
+
+
+def test_what_is_set_and_why() -> None:
+    both = [POLICY, parse("guest: vr2\nprofile: none\ncpus: {vcpu: 1}\nothers: keep-off\n", "q")]
+    seen = with_cpusets(snapshot(router(), router("vr2", 3000), router("vm7", 2000)))
+    (action,) = (a for a in full_plan(seen, both, ()).actions if a.target.guest == "vm7")
+    path = "machine.slice/machine-qemu-2000-x.scope/libvirt"
+    assert action.target == CpusetFile("vm7", path, "cpuset.cpus")
+    assert (action.before, action.after) == (CpusetList(""), CpusetList("0"))
+    assert action.reason == "others: keep-off (p:4, q:4)"
+
+
 @pytest.mark.parametrize(
     ("other", "why"),
     [
         (_bound(Role.VCPU, "2", "2"), "left alone: vcpu 0 is bound to CPUs 2"),
         (_bound(Role.VCPU, "1-2", None), "left alone: somebody has given vcpu 0 CPUs 1-2"),
         (router("vm7", 2000, online="0-1"), "already off CPUs 2-3"),
+        (_bound(Role.EMULATOR, "0-3", "3"), "left alone: emulator is bound to CPUs 3"),
+        (_elsewhere(), "it has no cgroup whose CPUs could be set"),
     ],
 )
 def test_what_others_chose_is_left(other: Guest, why: str) -> None:

@@ -16,6 +16,7 @@ from vsrtune.model.deadline import UNIT
 from vsrtune.model.guest import Role, ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.load import WINDOWS, merged
+from vsrtune.plan.placement.costs import Board
 from vsrtune.plan.placement.greedy import FEE, MOVES, place
 from vsrtune.plan.placement.model import Chosen, Occupant, Seat
 
@@ -154,6 +155,89 @@ def test_numbers_of_threads_differ_by_one_at_most(count: int) -> None:
     assert max(counts) - min(counts) <= 1
 
 
+# -- the price of CPU 1 (docs/placement.md, Cost)
+
+
+def beside(role: Role, guest: str = "a", cpu: str = "1", **more: object) -> Occupant:
+    """A thread that asks for 0.4 of the CPU."""
+    return Occupant(guest, role, cpus(cpu), load=(0.4,) * WINDOWS, **more)  # type: ignore[arg-type]
+
+
+LINKED = {"links": frozenset({"edge"})}
+HALF, WORKER = busy(1, "a", 0.5), busy(1, "a", 0.5, Role.VHOST)
+# A thread that asks for half a CPU (otherwise its demand), those beside it, and what it costs more
+# than on a CPU without others.
+PRICES: dict[str, tuple[Seat, float, list[Occupant], float]] = {
+    "nobody": (HALF, 0.5, [], 0),
+    "another guest's vcpu": (HALF, 0.5, [beside(Role.VCPU, "b")], 0.2),
+    "another guest's worker": (HALF, 0.5, [beside(Role.VHOST, "b")], 0.2),
+    "its worker": (HALF, 0.5, [beside(Role.VHOST)], 0.8 * 0.2),
+    "its NAPI thread": (HALF, 0.5, [beside(Role.NAPI)], 0.8 * 0.2),
+    "two workers": (WORKER, 0.5, [beside(Role.VHOST)], 0.7 * 0.2),
+    "two vcpus": (HALF, 0.5, [beside(Role.VCPU)], 1.5 * 0.2 + 1e6),
+    "linked vcpus": (replace(HALF, **LINKED), 0.5, [beside(Role.VCPU, "b", **LINKED)], 0.9 * 0.2),
+    "linked workers": (
+        replace(WORKER, **LINKED), 0.5, [beside(Role.VHOST, "b", **LINKED)], 0.7 * 0.2,
+    ),
+    "a linked worker and a vcpu": (
+        replace(WORKER, **LINKED), 0.5, [beside(Role.VCPU, "b", **LINKED)], 0.2,
+    ),
+    "two on two CPUs": (HALF, 0.5, [beside(Role.VHOST, "b", "1-2")] * 2, 0.2),
+    "a reserved CPU": (HALF, 0.5, [beside(Role.VCPU, "b", reserves=True)], 0.5 + 2 * 0.5),
+    "more than there is": (HALF, 0.5, [beside(Role.VHOST, "b")] * 2, 0.4 + 2 * 0.3),
+    "more than there was": (HALF, 0.5, [beside(Role.VHOST, "b")] * 3, 0.6 + 2 * 0.5),
+    "not measured": (busy(1, "a", None), 1.0, [beside(Role.VHOST, "b")], 0.4 + 2 * 0.4),
+    "idle": (busy(1, "a", 0.0), 0.1, [beside(Role.VHOST, "b")], 0.04),
+    "an idle one beside it": (HALF, 0.5, [replace(beside(Role.VHOST, "b"), load=(0.0,))], 0.05),
+    "a budget": (busy(1, "a", 0.1, booked=UNIT // 2), 0.5, [beside(Role.VHOST, "b")], 0.2 + 1e6),
+    "budgets of a guest": (
+        busy(1, "a", 0.1, booked=UNIT // 4), 0.25, [beside(Role.VCPU, booked=UNIT // 4)], 0.15,
+    ),
+    "budgets that do not fit": (
+        busy(1, "a", 0.1, booked=UNIT // 2), 0.5, [beside(Role.VCPU, booked=UNIT // 2)],
+        1.5 * 0.25 + 1e8,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", PRICES)
+def test_prices(case: str) -> None:
+    one, demand, others, price = PRICES[case]
+    found = Board(machine(4), NONE, [one], others).price(0, 1)
+    assert found == pytest.approx(price + 0.02 * demand, rel=0, abs=1e-6)
+    apart = replace(machine(4), cpus=tuple(replace(c, isolated=True) for c in machine(4).cpus))
+    found = Board(apart, NONE, [one], others).price(0, 1)
+    assert found == pytest.approx(price, rel=0, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("on", "irq", "others", "price"),
+    [
+        (machine(4, siblings=2), "", [beside(Role.VHOST, "b", "0")], 0.85 * 0.2),
+        (machine(4, siblings=2), "", [beside(Role.VHOST, "b", "2")], 0.0),
+        (machine(4, siblings=2), "0", [], 0.85 * 0.25),
+        (machine(4, nodes=2), "", [], 0.3 * 0.5),
+        (machine(4, nodes=1), "", [], 0.3 * 0.5),
+        (machine(4, caches=2), "", [beside(Role.VHOST, cpu="2")], 0.1 * 0.2),
+        (machine(4, caches=2), "", [beside(Role.VHOST, cpu="0")], 0.0),
+        (machine(4, caches=2), "", [beside(Role.VHOST, "b", "2")], 0.0),
+        (machine(4, caches=2), "", [beside(Role.VCPU, cpu="2")], 0.0),
+    ],
+)
+def test_prices_by_topology(on: Host, irq: str, others: list[Occupant], price: float) -> None:
+    node = frozenset({1}) if not irq and not others else frozenset[int]()
+    found = Board(on, cpus(irq), [replace(HALF, nodes=node)], others).price(0, 1)
+    assert found == pytest.approx(price + 0.02 * 0.5)
+
+
+@pytest.mark.parametrize(("guests", "weight"), [(16, 0.7), (17, 1.0)])
+def test_a_link_of_many_guests_makes_no_stages(guests: int, weight: float) -> None:
+    crowd = [beside(Role.VHOST, f"b{n}", "3", **LINKED) for n in range(guests - 2)]
+    crowd.append(beside(Role.VHOST, "b", **LINKED))
+    found = Board(machine(4), NONE, [replace(WORKER, **LINKED)], crowd).price(0, 1)
+    assert found == pytest.approx(weight * 0.2 + 0.01)
+
+
 # -- what holds for all
 
 LOADS = st.one_of(
@@ -263,6 +347,26 @@ def test_a_little_noise_moves_nobody(data: st.DataObject) -> None:
     assert places(place(on, NONE, shaken, [])) == found
 
 
+@BOUNDED
+@given(st.data())
+def test_quotes_hold(data: st.DataObject) -> None:
+    """The price of a seat where it is, a bound that no CPU goes below, and the cheapest CPU."""
+    on = data.draw(machines())
+    some, others = data.draw(seats(on)), data.draw(occupants(on))
+    board = Board(on, NONE, some, others)
+    for n, one in enumerate(some):
+        board.put(n, data.draw(st.sampled_from(list(one.allowed))))
+    for n, one in enumerate(some):
+        here, least = board.quote(n)
+        at = board.take(n)
+        prices = {cpu: board.price(n, cpu) for cpu in one.allowed}
+        price, cpu = board.cheapest(n, one.allowed)
+        board.put(n, at)
+        assert here == pytest.approx(prices[at])
+        assert least <= min(prices.values()) + 1e-6
+        assert price == pytest.approx(min(prices.values())) == pytest.approx(prices[cpu])
+
+
 @pytest.mark.parametrize("previous", [None, 0, 1])
 @pytest.mark.parametrize("count", [2, 3, 4])
 def test_budgets_that_fit_are_admitted(count: int, previous: int | None) -> None:
@@ -333,6 +437,32 @@ def test_idle_ones_leave_a_thread_that_gets_busy_when_it_stays_so() -> None:
     moved = next(p for key, p in found.items() if key.tid == 3)
     assert moved.why.startswith("moved from CPU 1, which saves 0.0")
     assert float(moved.why.split()[6]) >= FEE
+
+
+@pytest.mark.parametrize(
+    ("load", "crowd", "better", "moves"),
+    [
+        (0.4, 0.1, None, False),  # it saves 0.04 of a CPU
+        (0.6, 0.1, None, True),
+        (1.0, 0.9, 0.88, False),  # it saves 0.06 of a CPU, which is less than a tenth
+        (1.0, 0.9, 0.7, True),
+    ],
+)
+def test_a_move_pays_by_a_share_of_a_cpu_and_of_its_cost(
+    load: float, crowd: float, better: float | None, moves: bool
+) -> None:
+    others = [Occupant("x", Role.VHOST, cpus("1"), load=(crowd,) * WINDOWS)]
+    if better is not None:
+        others.append(Occupant("x", Role.VHOST, cpus("2"), load=(better,) * WINDOWS))
+    one = busy(1, "a", load, allowed=cpus("1-2"), previous=1)
+    assert where([one], others) == [2 if moves else 1]
+
+
+def test_four_move_at_a_time() -> None:
+    some = [busy(n, f"g{n}", 0.9, allowed=cpus("1-8"), previous=1) for n in range(8)]
+    found = where(some, on=machine(9))
+    assert found.count(1) == 4
+    assert len(set(found)) == 5
 
 
 def test_not_measured_for_long_enough_is_no_reason_to_move() -> None:

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import shell_samples as samples
-from planning_samples import journalled
+from planning_samples import journalled, router, snapshot, with_cpusets
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import Guest, Role, Sched, SchedClass, Thread
+from vsrtune.model.journal_records import Entry
 from vsrtune.model.snapshot import Snapshot, SnapshotSlice
+from vsrtune.model.targets import NapiThreaded, TxQueueLen
 from vsrtune.plan import incremental, planner
+from vsrtune.plan.brought_pins import REASON
 from vsrtune.plan.drift import NO_MEMORY
 from vsrtune.plan.full_plan import full_plan, plan_with_releases
 from vsrtune.plan.safety.projection import project
@@ -173,6 +178,89 @@ def test_a_guest_that_two_policies_name_is_planned_with_all() -> None:
     assert whole is not None
     alone = replace(host(), guests=(samples.guest("vr9", 900),))
     assert incremental.plan_alone(whole, alone, wanted, (), NO_MEMORY) is None
+
+
+QUEUE = TxQueueLen("vr1", "macvtap100", 100)
+WRITTEN = Entry(QUEUE, 500, 300, "done")
+NAPI = Entry(NapiThreaded("vr1", "macvtap100", 100), 0, 1, "done")
+
+Given = tuple[Snapshot, tuple[Policy, ...], tuple[Entry, ...]]
+
+
+def _first(given: Given, **more: Any) -> Given:
+    seen, *rest = given
+    return (replace(seen, guests=(replace(seen.guests[0], **more),)), *rest)
+
+
+def _host(given: Given, **more: Any) -> Given:
+    return (replace(given[0], host=replace(given[0].host, **more)), *given[1:])
+
+
+def _without_vcpu(given: Given) -> Given:
+    threads = given[0].guests[0].threads
+    return _first(given, threads=tuple(t for t in threads if t.role is not Role.VCPU))
+
+
+def _on_device_of_vr2(given: Given) -> Given:
+    (tap,) = given[0].guests[0].interfaces
+    return _first(given, interfaces=(tap, replace(tap, ifindex=110)))
+
+
+ALONE: dict[str, tuple[Callable[[Given], Given], bool]] = {
+    "nothing has changed": (lambda g: g, True),
+    "CPUs were read anew": (lambda g: _host(g, cpus=tuple(map(replace, g[0].host.cpus))), False),
+    "NICs were read anew": (lambda g: _host(g, nics=tuple(map(replace, g[0].host.nics))), False),
+    "policies": (lambda g: (g[0], (*g[1], parse("guest: x\n", "x")), g[2]), False),
+    "a guest that is refused": (_without_vcpu, False),
+    "a device of another guest": (_on_device_of_vr2, False),
+    "a setting as the policy wants it": (lambda g: (*g[:2], (WRITTEN,)), True),
+    "a setting to release": (lambda g: (*g[:2], (NAPI,)), False),
+    "a setting to release later": (lambda g: _first((*g[:2], (NAPI,)), busy=True), True),
+    "a pin that was brought": (
+        lambda g: (*g[:2], (replace(WRITTEN, reason=REASON),)), False,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ALONE)
+def test_when_a_guest_is_planned_alone(case: str) -> None:
+    change, alone = ALONE[case]
+    wanted, seen = policies("lists"), host()
+    whole = plan_with_releases(seen, wanted, ()).whole
+    assert whole is not None
+    one = replace(seen, guests=seen.guests[:1])
+    made = incremental.plan_alone(whole, *change((one, wanted, ())), NO_MEMORY)
+    assert (made is not None) is alone
+
+
+def _twins(seen: Snapshot) -> Snapshot:
+    first, second, *rest = seen.guests
+    taps = tuple(replace(i, ifindex=100) for i in second.interfaces)
+    return replace(seen, guests=(first, replace(second, interfaces=taps), *rest))
+
+
+@pytest.mark.parametrize(
+    ("text", "change"),
+    [
+        ("others: keep-off", lambda seen: seen),
+        ("queue: {macvtap: 300}", _twins),
+        ("cpus: {vcpu: 99}", lambda seen: seen),
+    ],
+)
+def test_when_no_guest_is_planned_alone(text: str, change: Callable[[Snapshot], Snapshot]) -> None:
+    """They share a device, keep others off their CPUs, or one is refused."""
+    wanted = (parse(f"guest: '*'\n{text}\nprofile: none\n", "test.yaml"),)
+    assert plan_with_releases(change(host()), wanted, ()).whole is None
+
+
+def test_guests_that_share_root_domains_are_planned_with_all() -> None:
+    seen = with_cpusets(snapshot(router()))
+    budget = "scheduler: {vcpu: {class: deadline, runtime: 2ms, period: 10ms}}"
+    for text, alone in ((budget, False), ("", True)):
+        wanted = (parse(f"guest: vr1\ncpus: {{vcpu: 1}}\n{text}\nprofile: none\n", "p"),)
+        made = plan_with_releases(seen, wanted, ())
+        assert made.plan.refusals == ()
+        assert (made.whole is not None) is alone
 
 
 def test_two_guests_of_one_name_are_planned_with_all() -> None:

@@ -253,3 +253,76 @@ def test_kernel_threads_come_back_from_the_top_to_share_a_cpu_with_the_vcpu() ->
     assert [c.path for c in final.host.cpusets if c.valid] == ["machine.slice"]
     workers = final.guests[0].by_role(Role.VHOST)
     assert {(str(t.affinity), t.sched.cls.value) for t in workers} == {("1", "deadline")}
+
+
+DEADLINE = "{class: deadline, runtime: 2ms, period: 10ms}"
+BOTH = f"scheduler: {{vcpu: {DEADLINE}, vhost: {DEADLINE}}}"
+
+
+def asks(text: str, guest: str = "vr1") -> Policy:
+    return parse(f"guest: {guest}\n{text}\nprofile: none\n", f"{guest}.yaml")
+
+
+@pytest.mark.parametrize(
+    ("exclusive", "cpus_", "reason", "hint"),
+    [
+        (
+            True, "vcpu: 1, emulator: 0-1",
+            "cpus.emulator: CPU 1 belongs to a partition for class deadline",
+            "write emulator: auto, or CPUs outside the partition",
+        ),
+        (
+            False, "vcpu: 1, vhost: 1, emulator: 0-1",
+            ("cpus.emulator: emulator lives in machine.slice, which becomes the partition of CPUs "
+            "1: CPUs 0 are outside"),
+            "write emulator: auto, or CPUs within the partition",
+        ),
+    ],
+)  # fmt: skip
+def test_an_emulator_and_a_partition(exclusive: bool, cpus_: str, reason: str, hint: str) -> None:
+    text = BOTH if "vhost" in cpus_ else f"scheduler: {{vcpu: {DEADLINE}}}"
+    seen = with_cpusets(snapshot(router()), exclusive=exclusive)
+    (refusal,) = plan(seen, [asks(f"cpus: {{{cpus_}}}\n{text}")]).refusals
+    assert (refusal.reason, refusal.hint, refusal.policy) == (reason, hint, "vr1.yaml:2")
+
+
+def test_an_emulator_is_confined_to_the_slice_that_is_a_partition() -> None:
+    seen = with_cpusets(snapshot(router()), exclusive=False)
+    made = plan(seen, [asks(f"cpus: {{vcpu: 1, vhost: 1, emulator: auto}}\n{BOTH}")])
+    assert made.refusals == ()
+    (pin,) = (a for a in made.actions if a.target.kind == "emulator-pin")
+    assert pin.reason == "cpus.emulator: auto, confined to machine.slice (vr1.yaml:2)"
+    within = asks(f"cpus: {{vcpu: 1-2, vhost: 1-2, emulator: 2}}\n{BOTH}")
+    assert plan(seen, [within]).refusals == ()
+
+
+def test_a_slice_cannot_become_a_partition_with_the_isolated_cpu() -> None:
+    seen = snapshot(router(), router("vr2", 2000), on=host(isolated="3"))
+    seen = with_cpusets(seen, exclusive=False)
+    one = asks(f"cpus: {{vcpu: 3}}\nscheduler: {{vcpu: {DEADLINE}}}")
+    two = asks(f"cpus: {{vcpu: 1, vhost: 1}}\n{BOTH}", "vr2")
+    (refusal,) = plan(seen, [one, two]).refusals
+    assert (refusal.guest, refusal.reason, refusal.hint) == (
+        "vr1",
+        (
+            "scheduler.vcpu: machine.slice has to become a partition, which cannot have the isolated "
+            "CPU 3 that vcpu 0 is to run on"
+        ),
+        "give the guests' threads CPUs that are not isolated",
+    )
+
+
+def test_a_thread_that_floats_needs_all_cpus_of_its_partition() -> None:
+    first = change(router(), Role.VCPU, cpuset_limit=cpus("0-1"))
+    seen = with_cpusets(snapshot(first, router("vr2", 2000)), exclusive=False)
+    one = asks(f"cpus: {{vcpu: 1}}\nscheduler: {{vcpu: {DEADLINE}}}")
+    two = asks(f"cpus: {{vcpu: 2, vhost: 2}}\n{BOTH}", "vr2")
+    (refusal,) = plan(seen, [one, two]).refusals
+    assert (refusal.guest, refusal.reason, refusal.hint) == (
+        "vr1",
+        (
+            "scheduler.vcpu: vcpu 0 would float in the partition machine.slice of CPUs 1-2, and its "
+            "cgroup allows CPUs 0-1 only"
+        ),
+        "widen the cgroup above the guest, or give its neighbours other CPUs",
+    )

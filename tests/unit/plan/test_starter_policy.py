@@ -10,11 +10,12 @@ from pathlib import Path
 import plan_cases
 import pytest
 import recorded_hosts
-from planning_samples import cpus, host, router, snapshot
+from golden import matches
+from planning_samples import change, cpus, host, macvtap, router, snapshot
 
 from vsrtune.cli.main import run
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.model.guest import Guest, SchedClass
+from vsrtune.model.guest import Guest, Role, SchedClass, WorkerKind
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.plan.planner import plan
 from vsrtune.plan.starter_policy import start
@@ -263,3 +264,36 @@ def test_the_shipped_policy_asks_for_what_init_writes() -> None:
     written = holds(snapshot(guest, on=host(2)), guest)
     same = {"path": "", "guest": "", "lines": ()}
     assert replace(shipped, **same) == replace(written, **same)
+
+
+def _busy_host() -> Snapshot:
+    """vr1's vcpu is pinned to CPU 1, and CPU 3 is isolated."""
+    pinned = change(router(), Role.VCPU, affinity=cpus("1"))
+    return snapshot(router("vr2", 2000), pinned, on=host(4, isolated="3"))
+
+
+# The first guest of these hosts, and why the kernel would refuse realtime classes.
+TEXTS: dict[str, tuple[Snapshot, str]] = {
+    "router": (snapshot(router()), ""),
+    "batch": (snapshot(router()), "RT_GROUP_SCHED"),
+    "beside-another": (_busy_host(), ""),
+    "few-cpus": (snapshot(router(online="0-1", vcpus=2), on=host(2)), ""),
+    "interrupts-everywhere": (
+        snapshot(router(online="0-1"), on=host(2, {"p0": "0", "p1": "1"})), "",
+    ),
+    "interrupts-on-two-cpus": (
+        snapshot(router(vcpus=2), on=host(4, {"p0": "0", "p1": "1"})), "",
+    ),
+    "kernel-workers-without-nic": (
+        snapshot(router(kind=WorkerKind.KTHREAD, interfaces=[replace(macvtap(10), lower=())])), "",
+    ),
+    "plain-qemu": (snapshot(router(source="qemu", interfaces=())), ""),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_text_to_the_letter(name: str) -> None:
+    """VSRTUNE_REGENERATE=1 writes it anew."""
+    seen, no_realtime = TEXTS[name]
+    text = start(seen, seen.guests[0], no_realtime=no_realtime).text
+    matches(Path(__file__).parent / "starters" / f"{name}.txt", text)

@@ -177,6 +177,9 @@ def test_frames_that_stop_coming_out_count_after_forwarding_only() -> None:
 
     assert run(300) >= SURE
     assert run(100) == 0.0, "at a far lower rate"
+    # Half the rate, give or take a frame.
+    assert run(152) >= SURE
+    assert run(148) == 0.0
 
 
 @pytest.mark.parametrize(("quiet", "stands"), [(57, True), (63, False)])
@@ -296,6 +299,28 @@ def test_whoever_holds_the_cpu_is_stepped_down() -> None:
     assert "vcpu 0 of quiet" in signs[0].why
 
 
+@pytest.mark.parametrize("measured", [True, False])
+@pytest.mark.parametrize("first", ["loud", "soft"])
+def test_of_several_that_hold_the_cpu_the_one_that_ran_most(first: str, measured: bool) -> None:
+    loud, soft, quiet = Router("loud", 100), Router("soft", 200), Router("quiet", 300, timed=False)
+    routers = [loud, soft, quiet] if first == "loud" else [soft, loud, quiet]
+    rule, signs = Rule(), list[Sign]()
+    for n in range(8):
+        loud.go(TICK, (0.7, None, None, None))
+        soft.go(TICK, (0.2, None, None, None))
+        quiet.go(TICK, (0.0, None, None, None))
+        sights = [r.sight() for r in routers]
+        if not measured:
+            # Its ticks alone are known.
+            sights = [
+                replace(s, threads={k: replace(t, ran_ns=None) for k, t in s.threads.items()})
+                for s in sights
+            ]
+        signs += rule.update(100 + n * TICK, sights)
+    assert {s.guest for s in signs} == {"loud"}
+    assert (rule.holder(1), rule.holder(1, "soft"), rule.holder(2)) == ("loud", "soft", "")
+
+
 def test_where_nobody_tuned_holds_the_cpu_the_starved_guest_gives_way() -> None:
     router = Router(timed=False)
     when, signs = watch(5, lambda t: router.go(t, (0.0, None, None, None)), routers=[router])
@@ -338,7 +363,8 @@ def test_waiting_for_long() -> None:
     waiting, key = Waiting(), ThreadKey(7, 7, 1)
     still = ThreadSample("R", 1, 3, 5)
     found = [waiting.update(float(n), {key: still}) for n in range(6)]
-    assert found[1] == {} and found[5] == {key: 5.0} and STARVED < 5
+    assert found[1] == {} and found[2] == {key: 2.0}
+    assert found[5] == {key: 5.0} and STARVED < 5
     assert waiting.update(6.0, {key: replace(still, ran_ns=6)}) == {}
 
 

@@ -21,7 +21,7 @@ from vsrtune.plan.planner import plan
 from vsrtune.policy.model import AUTO, Policy, PolicyErrors, SchedRule
 from vsrtune.policy.parser import literal, parse
 from vsrtune.policy.schema import schema
-from vsrtune.policy.yaml_reader import MAX_BYTES, dotted, read
+from vsrtune.policy.yaml_reader import MAX_BYTES, dotted, read, shown
 
 ROOT = Path(__file__).resolve().parents[3]
 READY = sorted((ROOT / "policies").glob("*.yaml"))
@@ -108,6 +108,49 @@ def test_cpu_number_as_number() -> None:
 )
 def test_guest_names_survive_quoting(name: str) -> None:
     assert parse(f"guest: {json.dumps(name)}\n", "p").guest == name
+
+
+DEADLINE = "scheduler: {vcpu: {class: deadline, %s}}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "cpus: {emulator: 0}",
+        "cpus: {emulator: 8191}",
+        "cpus: {vcpu: {9999: 1}}",
+        "cpus: {vhost: {abcdefghijklmno/9999: 1}}",
+        "cpus: {irq: {abcdefghijklmno: 1}}",
+        "scheduler: {napi: {class: rr, priority: 1, slice: 1ms}}",
+        "scheduler: {softirq: {class: rr, priority: 99, slice: 100ms}}",
+        "queue: {macvtap: 1}",
+        "queue: {macvtap: 32767}",
+        "user: 0",
+        "user: 4294967294",
+        DEADLINE % "runtime: 1024ns, period: 100us",
+        DEADLINE % "runtime: 1ms, deadline: 1ms, period: 4s",
+        DEADLINE % "bandwidth: 100%, period: 100us",
+        "scheduler: {budget: {cpu: 300%, period: 100us}}",
+        "scheduler: {budget: {cpu: 100%, period: 4s}}",
+    ],
+)
+def test_bounds_are_accepted(text: str) -> None:
+    """tests/bad_policies has what lies beyond them."""
+    assert parse(f"guest: qemu:vr1\n{text}\n", "p").asks
+
+
+def test_bounds_of_the_text() -> None:
+    """The nesting, the bytes, and what of a long value a message shows."""
+
+    def nested(depth: int) -> str:
+        return "{a: " * depth + "1" + "}" * depth
+
+    assert read(nested(8), "p").errors == []
+    assert [e.what for e in read(nested(9), "p").errors] == ["the nesting is deeper than 8 levels"]
+    assert read("a: 1\n".ljust(MAX_BYTES, "#"), "p").errors == []
+    assert len(read("a: 1\n".ljust(MAX_BYTES + 1, "#"), "p").errors) == 1
+    assert shown(40 * "x") == f"'{40 * 'x'}'"
+    assert shown(41 * "x") == f"'{37 * 'x'}...'"
 
 
 @pytest.mark.parametrize(("key", "most"), [("guest", 255), ("user", 64)])

@@ -13,6 +13,7 @@ Invariants, which ``plan`` keeps:
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from itertools import chain, count
 
 from vsrtune.attach.plan.model import (
     OURS,
@@ -274,9 +275,8 @@ def _name(host: AttachHostState, mac: str) -> str:
     """A free device name that libvirt leaves alone."""
     base = f"nvt{mac.replace(':', '')[-8:]}"
     taken = set(host.links) | set(host.origins)
-    return next(
-        name for name in (base, *(f"{base}{n}" for n in range(2, 1000))) if name not in taken
-    )
+    names = chain([base], (f"{base}{n}" for n in count(2)))
+    return next(name for name in names if name not in taken)
 
 
 def _back(
@@ -297,16 +297,18 @@ def _back(
     origin = host.origins.get(source.device)
     link = host.links.get(source.device)
     lower = host.lower(source)
-    mode = link.mode if link is not None else (origin.device.mode if origin else 0)
     if not lower:
         raise VsrtuneError(
             "the device it stood on cannot be told",
             where=f"{guest.name}: {source.device}",
             hint="edit the guest's definition by hand (virsh edit)",
         )
-    device = origin.device if origin else MadeDevice(
-        source.device, lower, mac, mode, link.mtu if link else 1500, link.queue if link else 500
-    )  # fmt: skip
+    if origin is not None:
+        device = origin.device
+    else:
+        assert link is not None
+        device = MadeDevice(source.device, lower, mac, link.mode, link.mtu, link.queue)
+    mode = mode_name(device.mode if link is None else link.mode)
     pairs = []
     for found, before in (
         (live, origin.live if origin else ""),
@@ -319,7 +321,7 @@ def _back(
         if not before or domain_xml.differences(
             domain_xml.on_device(domain_xml.nic(before), source.device), found.xml
         ):
-            before = domain_xml.as_direct(found, lower, mode_name(mode))
+            before = domain_xml.as_direct(found, lower, mode)
         pairs.append((found.xml, before))
     queue = host.kept(link) if link is not None else None
     return Move(guest.name, guest.uuid, mac, device, pairs[0], pairs[1], queue)

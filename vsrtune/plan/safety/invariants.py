@@ -72,6 +72,7 @@ def check(
     for action in plan.actions:
         # These come first: the rest is judged by where interrupts are served after them.
         if on_lower_device(action.target):
+            _lower_step(state, action)
             state.apply(action)
     irq = interrupts(state.host, snapshot.guests, plan.heeded)
     _threads_off_interrupts(snapshot, irq, pinned)
@@ -215,16 +216,17 @@ def _order(plan: Plan) -> None:
         raise _broken(action.target, "its actions are out of order")
 
 
+def _lower_step(state: Projection, action: Action) -> None:
+    cpus = action.after
+    if not isinstance(cpus, CpuSet) or not cpus or not cpus <= state.host.online:
+        raise _broken(action.target, f"a lower device would be served on CPUs {cpus or 'none'}")
+
+
 def _step(state: Projection, action: Action, irq: CpuSet, dirs: _Dirs) -> None:
     target = action.target
-    if on_lower_device(action.target):
-        cpus = action.after
-        if not isinstance(cpus, CpuSet) or not cpus or not cpus <= state.host.online:
-            raise _broken(action.target, f"a lower device would be served on CPUs {cpus or 'none'}")
-        return
     if isinstance(target, Partition):
         _partition_step(state, target, irq)
-    if isinstance(target, ThreadlessTarget):
+    if isinstance(target, ThreadlessTarget) or on_lower_device(target):
         return
     if target.guest == HOST_REF:
         _softirq_step(state, action, irq)

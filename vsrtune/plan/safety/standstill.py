@@ -77,7 +77,7 @@ def standstills(
         }
         # A thread that may run on more CPUs than there are such vcpus finds one free.
         covered = CpuSet.union(vcpu.affinity for _, vcpu in beside.values())
-        if not beside or len(beside) < len(mask) or not mask <= covered:
+        if len(beside) < len(mask) or not mask <= covered:
             continue
         pairs = (
             (refs, owner, vcpu)
