@@ -26,8 +26,8 @@ from vsrtune.core.errors import VsrtuneError
 from vsrtune.daemon import http, journald
 from vsrtune.daemon.attachments import AttachKeeper
 from vsrtune.daemon.events import libvirt
-from vsrtune.daemon.events.kernel import LinkEvents
-from vsrtune.daemon.events.polling import Patrol, PolicyWatch
+from vsrtune.daemon.events.kernel import LinkEvents, Patrol
+from vsrtune.daemon.events.policy_files import PolicyWatch
 from vsrtune.daemon.guard.aside import Aside
 from vsrtune.daemon.guard.guard import StandstillGuard
 from vsrtune.daemon.guard.starved_status import write_starved

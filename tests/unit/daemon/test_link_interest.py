@@ -6,8 +6,7 @@ from dataclasses import replace
 
 import shell_samples as samples
 
-from vsrtune.daemon.events.kernel import concerned, devices, unclaimed
-from vsrtune.daemon.events.polling import settings
+from vsrtune.daemon.events.kernel import concerned, devices, settings, unclaimed
 from vsrtune.daemon.scope import FULL, NOTHING, Scope
 from vsrtune.model.host import Link
 from vsrtune.model.snapshot import Snapshot

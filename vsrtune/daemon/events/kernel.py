@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Link notifications of the kernel (RTNLGRP_LINK) as reasons for a pass.
+"""Link notifications of the kernel (RTNLGRP_LINK), and settings read by polling, as reasons
+for a pass.
 
-LinkEvents never changes anything and never reads guests. It drops notifications that say nothing
-new and those about devices of no guest.
+The threads here never change anything. LinkEvents never reads guests; it drops notifications
+that say nothing new and those about devices of no guest.
 """
 
 from __future__ import annotations
@@ -19,10 +20,12 @@ from vsrtune.daemon.events.thread import Background
 from vsrtune.daemon.journald import LOGGER
 from vsrtune.daemon.scope import FULL, NOTHING, Scope
 from vsrtune.host import netlink
+from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.netlink import LinkMonitor
 from vsrtune.model.guest import Guest
-from vsrtune.model.host import Link
+from vsrtune.model.host import Link, Nic
 from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import DEVICE_SETTINGS
 
 # Seconds within which a snapshot should show a new device as a guest's.
 GRACE = 3.0
@@ -181,3 +184,71 @@ def unclaimed(known: LinkInterest, link: Link) -> bool:
     """Whether a device may belong to a guest that no snapshot shows. (libvirt makes a
     guest's devices before it announces the guest.)"""
     return link.kind in GUEST_KINDS and link.index not in known.owners
+
+
+def settings(snapshot: Snapshot | None) -> tuple[str, ...]:
+    """Files of settings for which the kernel has no events: of the CPUs, the scheduler, the
+    guests' devices and their lower devices."""
+    if snapshot is None or not snapshot.guests:
+        return ()
+    interfaces = [i for guest in snapshot.guests for i in guest.interfaces]
+    below = {name for i in interfaces for name in i.lower}
+    kernel = ("sched_rt_runtime_us", "sched_rr_timeslice_ms")
+    files = ["/sys/devices/system/cpu/online"]
+    files += [f"/proc/sys/kernel/{name}" for name in kernel] if below else []
+    for nic in snapshot.host.nics:
+        if nic.name in below:
+            files.append(f"/sys/class/net/{nic.name}/threaded")
+            for irq in nic.irqs:
+                # The first is the requested affinity; the second follows when it fires.
+                files.append(f"/proc/irq/{irq.number}/smp_affinity_list")
+                files.append(f"/proc/irq/{irq.number}/effective_affinity_list")
+    for row in DEVICE_SETTINGS:
+        if not row.announced:
+            own = {i.target for i in interfaces if i.kind in row.kinds}
+            names = below if row.of is Nic else own
+            files += [f"/sys/class/net/{name}/{row.path}" for name in sorted(names)]
+    return tuple(files)
+
+
+EVERY = 2.0
+
+
+class Patrol(Background):
+    """Reads the files of ``settings`` every ``every`` seconds, from ``start`` to ``stop``.
+    ``snapshot`` returns the latest snapshot; ``dirty`` is called from this thread."""
+
+    def __init__(
+        self,
+        root: HostRoot,
+        snapshot: Callable[[], Snapshot | None],
+        dirty: Dirty,
+        every: float = EVERY,
+    ) -> None:
+        super().__init__("patrol")
+        self._root = root
+        self._snapshot = snapshot
+        self._dirty = dirty
+        self._every = every
+        self._seen: dict[str, str | None] = {}
+
+    def run(self) -> None:
+        """One round after the other."""
+        while not self._stopping.wait(self._every):
+            self.round()
+
+    def round(self) -> None:
+        """Read every file once. A file read for the first time is only remembered, because
+        the pass that added it has read it too."""
+        files = settings(self._snapshot())
+        now = {file: self._read(file) for file in files}
+        changed = [f for f in files if f in self._seen and self._seen[f] != now[f]]
+        self._seen = now
+        if changed:
+            self._dirty(f"{', '.join(changed)} changed")
+
+    def _read(self, path: str) -> str | None:
+        try:
+            return self._root.read(path)
+        except OSError:
+            return None
