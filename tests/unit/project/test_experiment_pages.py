@@ -21,8 +21,9 @@ from experiments.figures import FIGURES
 from experiments.plan import TREE, Claim, Verdict
 
 from vsrtune.bench.report.files import outcome_to_json
-from vsrtune.bench.spec.model import Configuration, Outcome, Trial
+from vsrtune.bench.spec.model import Configuration, Load, Outcome, Trial
 
+LOADS = (16000, 32000, 64000)
 RESULTS = TREE / "docs" / "results"
 
 
@@ -35,6 +36,21 @@ def compared(trials: Sequence[Trial], environment: Mapping[str, Any] | None = No
         configurations=tuple(map(Configuration, dict.fromkeys(t.configuration for t in trials))),
         environment=environment or {},
     )
+
+
+def outcome(peaks: dict[str, float], *, decline: str = "") -> Outcome:
+    """A comparison whose configurations saturate at ``peaks``; nine rounds, each in a mood
+    of its own. ``decline`` names one that overload halves."""
+    trials: list[Trial] = []
+    for turn in range(9):
+        mood = 1 + 0.02 * turn
+        for name, peak in peaks.items():
+            for load in LOADS:
+                rate = min(load, peak * mood)
+                if name == decline and load == LOADS[-1]:
+                    rate /= 2
+                trials.append(samples.trial(name, load, rate))
+    return compared(trials, dict.fromkeys(peaks, samples.BLOCK))
 
 
 def store(raw: Path, key: str, made: Outcome) -> None:
