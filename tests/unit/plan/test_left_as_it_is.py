@@ -151,7 +151,7 @@ def test_a_guest_that_is_stepped_down_has_its_vcpus_lowered_first() -> None:
     made = full_plan(tuned, [wanted], journalled(first), steps=steps)
     rr = Sched(SchedClass.RR, 10, reset_on_fork=True)
     assert {a.after for a in made.actions} == {rr}
-    # Equal levels are no step down in the kernel's order: workers come after their vcpus.
+    # fifo and rr of one priority are equals: nothing is lowered, and vcpus come first.
     assert [(a.target.kind, a.reason) for a in made.actions] == [
         ("thread-sched", "scheduler.vcpu, stepped down (p:3)"),
         ("thread-sched", "scheduler.vhost, stepped down (p:3)"),
