@@ -6,9 +6,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import re
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import click
 
@@ -47,6 +45,9 @@ from vsrtune.observe.load import LoadMeter
 from vsrtune.observe.observer import live_observer
 from vsrtune.policy.matching import QemuFilter, qemu_filter
 
+# The garbage collector runs rarely in this process: a pass over 1,000 guests holds 135,000 objects,
+# and neither it nor a scrape leaves any cycle.
+_THRESHOLD = (200_000, 20, 50)
 METRICS = "127.0.0.1:9178"
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([\w.:%-]*)):([0-9]{1,5})", re.ASCII)
 
@@ -134,7 +135,7 @@ def daemon(
     """
     policies = load_dirs(policy_dirs)  # before anything else: a wrong policy changes nothing
     journald.setup(verbose)
-    rarely()
+    gc.set_threshold(*_THRESHOLD)
     if not policies:
         journald.LOGGER.warning("%s", no_policies(policy_dirs))
 
@@ -174,7 +175,7 @@ def daemon(
 
         running = Daemon(
             reconciler,
-            tidy(lambda: load_dirs(policy_dirs)),
+            lambda: load_dirs(policy_dirs),
             notifier,
             attachments=keeper,
             publish=publish,
@@ -197,27 +198,3 @@ def daemon(
         StandstillGuard(LiveRoot(), lambda: reconciler.state, running.step_down, starving).start()
         PolicyWatch(policy_dirs, running.policies_changed).start()
         return running.run()
-
-
-T = TypeVar("T")
-
-# A pass over 1,000 guests holds 135,000 objects, and neither it nor a scrape leaves any cycle.
-_THRESHOLD = (200_000, 20, 50)
-
-
-def rarely() -> None:
-    """Make the garbage collector run rarely in this process."""
-    gc.set_threshold(*_THRESHOLD)
-
-
-def tidy(work: Callable[[], T]) -> Callable[[], T]:
-    """``work``, followed by a collection of its cyclic garbage. For reading YAML, which leaves
-    much garbage, and happens so rarely that the garbage would otherwise stay for days."""
-
-    def tidied() -> T:
-        try:
-            return work()
-        finally:
-            gc.collect()
-
-    return tidied

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -21,12 +21,10 @@ from vsrtune.core.exit_codes import ExitCode
 from vsrtune.daemon.loop import Daemon, Timing
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.daemon.scope import FULL, NOTHING, UNANNOUNCED, Scope
-from vsrtune.execute import executor
 from vsrtune.execute.journal import Journal
 from vsrtune.model.daemon_state import DaemonState
 from vsrtune.model.guest import Confidence, Role, Sched, SchedClass, Thread
-from vsrtune.model.plan import Action, Plan
-from vsrtune.model.targets import TxQueueLen
+from vsrtune.observe.config_files import load_dirs
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 
@@ -51,17 +49,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now
-
-
-@pytest.fixture
-def host() -> FakeHost:
-    return FakeHost()
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Iterator[Journal]:
-    with Journal.open(tmp_path / "journal.jsonl", samples.BOOT) as opened:
-        yield opened
 
 
 @pytest.fixture
@@ -760,6 +747,22 @@ def test_handing_over_leaves_the_guests_tuned_and_the_next_one_restores(
     assert host.snapshot == samples.snapshot()
 
 
+@pytest.mark.parametrize("text", [samples.POLICY, "guest: vr1\ncpus: 7\n", "guest: [\n"])
+def test_reading_policies_leaves_nothing_to_collect(
+    host: FakeHost, journal: Journal, tmp_path: Path, text: str
+) -> None:
+    (tmp_path / "vr1.yaml").write_text(text)
+    reconciler = Reconciler(host, host, journal, policies())
+    daemon = Daemon(reconciler, lambda: load_dirs([tmp_path]), FakeNotifier())
+    gc.disable()
+    try:
+        for _ in range(2):
+            assert (daemon._read() is not None) == (text == samples.POLICY)
+        assert gc.collect() == 0
+    finally:
+        gc.enable()
+
+
 UNIT = (Path(__file__).resolve().parents[3] / "units" / "vsrtune.service").read_text()
 
 
@@ -788,33 +791,6 @@ def test_restart_after_a_crash_adopts_and_restores(host: FakeHost, tmp_path: Pat
         assert daemon.states[0].tuned == 1
         daemon.stop()
     assert host.snapshot == samples.snapshot()
-
-
-@pytest.mark.parametrize("queue", ["", "queue: {macvtap: 300}\n"])
-def test_a_queue_that_an_earlier_version_adapted_is_restored(
-    host: FakeHost, tmp_path: Path, queue: str
-) -> None:
-    """It wrote many lengths, each with an action of its own. Their entry is an ordinary one."""
-    path = tmp_path / "journal.jsonl"
-    before = host.snapshot
-    (tap,) = before.guests[0].interfaces
-    target = TxQueueLen("vr1", tap.target, tap.ifindex)
-    lengths = (tap.txqueuelen, 400, 200, 400, 200, 25)
-    with Journal.open(path, samples.BOOT) as first:
-        for old, new in pairwise(lengths):
-            reason = f"queue.macvtap: adaptive: {new} is tried beside {old} (test.yaml:3)"
-            action = Action(target, old, new, reason)
-            assert executor.apply(Plan((action,)), host, first).failed == ()
-    with Journal.open(path, samples.BOOT) as second:
-        named = parse('guest: "*"\nprofile: none\n' + queue, "test.yaml")
-        passes = Reconciler(host, host, second, (named,))
-        passes.recover()
-        passes.run()
-        (tap,) = host.snapshot.guests[0].interfaces
-        assert tap.txqueuelen == (300 if queue else lengths[0])
-        assert passes.stop()
-        assert second.entries() == ()
-    assert host.snapshot == before
 
 
 def test_stop_that_cannot_restore_says_so(host: FakeHost, journal: Journal) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -32,12 +31,6 @@ from vsrtune.model.targets import (
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Iterator[Journal]:
-    with Journal.open(tmp_path / "journal.jsonl", samples.BOOT) as opened:
-        yield opened
 
 
 class Daemon:
@@ -113,11 +106,6 @@ AWAY = WriteError("libvirt is away", lasting=Lasting.TRANSIENT)
 
 def policies(text: str) -> tuple[Policy, ...]:
     return (parse(text, "test.yaml"),)
-
-
-@pytest.fixture
-def host() -> FakeHost:
-    return FakeHost()
 
 
 @pytest.fixture

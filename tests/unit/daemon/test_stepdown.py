@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,17 +51,6 @@ profile: none
 """
 WHY = "vcpu 1 has waited"
 ROLES = (Role.VCPU, Role.VHOST)
-
-
-@pytest.fixture
-def host() -> FakeHost:
-    return FakeHost()
-
-
-@pytest.fixture
-def journal(tmp_path: Path) -> Iterator[Journal]:
-    with Journal.open(tmp_path / "journal.jsonl", samples.BOOT) as opened:
-        yield opened
 
 
 @pytest.fixture
