@@ -12,12 +12,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import REALTIME, Sched, SchedClass
+from vsrtune.model.guest import REALTIME, Guest, Sched, SchedClass, Thread
 from vsrtune.model.host import Host
 from vsrtune.model.journal_records import Entry, applied, undo_order
 from vsrtune.model.plan import Action, Plan, Refusal
 from vsrtune.model.present import PresentValues
-from vsrtune.model.root_domains import slices_of, within
+from vsrtune.model.root_domains import slices_of
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.stepdown import NO_STEPS, Steps
 from vsrtune.model.targets import (
@@ -149,7 +149,7 @@ def _after(
             back.append(Action(target, applied, entry.original, reason, release=True))
         else:
             disowned.append(target)
-    projected = project_actions(snapshot, back)
+    projected = _masks_forgotten(snapshot, project_actions(snapshot, back), back)
     return replace(
         inputs,
         snapshot=projected,
@@ -159,6 +159,32 @@ def _after(
         releases=tuple(back),
         disowned=tuple(disowned),
     )
+
+
+def _masks_forgotten(snapshot: Snapshot, projected: Snapshot, back: Collection[Action]) -> Snapshot:
+    """``projected``, in which threads of a slice that was a root domain have all CPUs of their
+    cpuset, unless they had fewer or get a mask. Those whose slice has its list back have them in
+    any case: kernels before 6.2 forget masks, and only those before 6.7 have such a list."""
+    slices = slices_of(snapshot.host, [a.target for a in back])
+    if not slices:
+        return projected
+    lists = [
+        a.target.path
+        for a in back
+        if isinstance(a.target, CpusetFile) and a.target.file == CPUS and a.target.path in slices
+    ]
+    had = {t.key: t.cpuset_effective for g in snapshot.guests for t in g.threads}
+    given = {a.target.thread for a in back if isinstance(a.target, _PINS)}
+
+    def forgotten(thread: Thread) -> Thread:
+        paths = slices if thread.affinity == had[thread.key] else lists
+        below = any(thread.cgroup.startswith(f"{path}/") for path in paths)
+        if not below or thread.key in given or thread.cpuset_effective is None:
+            return thread
+        return replace(thread, affinity=thread.cpuset_effective)
+
+    guests = (replace(g, threads=tuple(map(forgotten, g.threads))) for g in projected.guests)
+    return replace(projected, guests=tuple(guests))
 
 
 def _masks_followed(
@@ -187,27 +213,32 @@ def _released(inputs: Inputs, judged: Judged) -> frozenset[Target]:
     refused |= {g.ref for g in snapshot.guests if g.waits}
     slices = slices_of(snapshot.host, applied)
     stays = inputs.host_stays(refused)
-    free = (running if stays else running | {HOST_REF}) - refused
-    ended = {t for t in applied if t.guest not in running | {HOST_REF}}
-    out = {t for t in ended if _left_behind(snapshot, t)}
-    out |= {
+    if not stays:
+        running.add(HOST_REF)
+    out = {
         t
         for t, value in applied.items()
-        if t.guest in free and t not in judged.desired and not _asked_by_another(judged, t, value)
+        if t.guest in running - refused
+        and t not in judged.desired
+        and not _asked_by_another(judged, t, value)
+    }
+    out |= {
+        t
+        for t in applied
+        if t.guest not in running and t.guest != HOST_REF and _left_behind(snapshot, t)
     }
     # So does a partition whose CPUs or threads change: they are settled while it is empty.
-    rebuilt = _rebuilt(snapshot, applied, judged.plan) & free
+    rebuilt = _rebuilt(snapshot, applied, judged.plan) & running - refused
     out |= {t for t in applied if t.guest in rebuilt and isinstance(t, Partition)}
     # The list of a slice binds all threads in it, so it goes with the partition.
-    lists = {t for t in applied if isinstance(t, CpusetFile) and t.path in slices}
-    out |= {t for t in lists if Partition(HOST_REF, t.path) in out}
+    out |= {
+        t
+        for t in applied
+        if isinstance(t, CpusetFile) and t.path in slices and Partition(HOST_REF, t.path) in out
+    }
     if stays:
         # Threads in a slice that stays a root domain cannot have their own CPUs back yet.
-        inside = {
-            g.ref
-            for g in snapshot.guests
-            if any(within(t.cgroup, path) for path in slices for t in g.threads)
-        }
+        inside = {g.ref for g in snapshot.guests if _within(g, slices)}
         out = {t for t in out if t.guest not in inside or not isinstance(t, _PINS)}
     changing = {t.guest for t in out if isinstance(t, Partition)}
     # Threads leave a partition that goes; the rest of the plan moves them on.
@@ -215,17 +246,30 @@ def _released(inputs: Inputs, judged: Judged) -> frozenset[Target]:
     # A thread leaves a realtime class before it may run on other CPUs again, where it moves too; if
     # the policy still asks for the class, the rest of the plan gives it back.
     unpinned = {t.thread for t in out if isinstance(t, ThreadAffinity | VcpuPin | ThreadCgroup)}
+    out |= {
+        t
+        for t, v in applied.items()
+        if isinstance(t, ThreadSched) and t.thread in unpinned and _is_realtime(v)
+    }
     changing |= rebuilt | _broken(snapshot, applied)
+    if HOST_REF in changing:
+        changing = running - refused
     # A thread leaves class deadline before its root domain is removed or built anew.
-    changing = free if HOST_REF in changing else changing - refused
-    # Before 6.7 such a list gives every thread in the slice all CPUs of its cgroup.
-    widened = changing if any(t.file == CPUS for t in lists & out) else set()
-    for target, value in applied.items():
-        if isinstance(target, ThreadSched):
-            moves = target.thread in unpinned or target.guest in widened
-            if (moves and _is_realtime(value)) or (target.guest in changing and is_deadline(value)):
-                out.add(target)
+    changing -= refused
+    out |= {t for t, v in applied.items() if t.guest in changing and is_deadline(v)}
+    if any(isinstance(t, CpusetFile) and t.path in slices and t.file == CPUS for t in out):
+        # Before 6.7 such a list gives every thread in the slice all CPUs of its cgroup.
+        out |= {
+            t
+            for t, v in applied.items()
+            if isinstance(t, ThreadSched) and t.guest in changing and _is_realtime(v)
+        }
     return frozenset(out)
+
+
+def _within(guest: Guest, slices: Collection[str]) -> bool:
+    """Whether a guest lives in one of these slices."""
+    return any(t.cgroup.startswith(f"{path}/") for path in slices for t in guest.threads)
 
 
 def _asked_by_another(judged: Judged, target: Target, written: Value) -> bool:
@@ -266,7 +310,10 @@ def _rebuilt(snapshot: Snapshot, applied: Mapping[Target, Value], plan: Plan) ->
         return (
             thread is not None
             and cpus is not None
-            and any(within(thread.cgroup, path) and not cpus <= own for path, own in slices.items())
+            and any(
+                thread.cgroup.startswith(f"{path}/") and not cpus <= within
+                for path, within in slices.items()
+            )
         )
 
     actions = [a for a in plan.actions if not a.release]

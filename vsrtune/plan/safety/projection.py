@@ -13,12 +13,11 @@ from functools import cached_property
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model import cpuset_tree
-from vsrtune.model.cpuset_tree import CpusetGroup, upwards
+from vsrtune.model.cpuset_tree import CpusetGroup
 from vsrtune.model.guest import Guest, Interface, Role, Sched, Thread, ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.present import changed
-from vsrtune.model.root_domains import within
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import (
     HOST_REF,
@@ -131,10 +130,7 @@ class Projection:
                 else:
                     self._below(action.target, number)
             case (CgroupDir(path=path), bool() as exists):
-                if exists:
-                    self._made(path)
-                else:
-                    self._groups[path], self._host = None, None
+                self._made(path) if exists else self._removed(path)
             case (CpusetFile(path=path, file=file), CpusetList(text=text)):
                 self._written(path, file, text)
             case (Partition(path=path), PartitionState() as state):
@@ -142,8 +138,7 @@ class Projection:
                 self._group(path, lambda c: _partitioned(c, state))
                 if group is not None and group.valid and state.wanted == "member":
                     self._freed(path, group.effective)
-                    # Kernels before 6.2 forget masks. Those before 6.7 have no exclusive CPUs.
-                    self._widened(path, forgets=group.exclusive is None)
+                    self._widened(path)
             case _:
                 raise TypeError(f"{action.target.kind} does not take {action.after!r}")
 
@@ -209,6 +204,11 @@ class Projection:
         self._groups[path] = made
         self._host = None
 
+    def _removed(self, path: str) -> None:
+        if self._cpuset(path) is not None:
+            self._groups[path] = None
+            self._host = None
+
     def _written(self, path: str, file: str, text: str) -> None:
         if file != "cpuset.cpus":
             self._group(path, lambda c: replace(c, exclusive=text))
@@ -227,9 +227,11 @@ class Projection:
 
         def allowed(cgroup: str) -> CpuSet:
             found = cpus
-            for group in map(self._cpuset, upwards(cgroup)):
+            while cgroup:
+                group = self._cpuset(cgroup)
                 if group is not None and group.cpus:
                     found &= CpuSet.parse(group.cpus)
+                cgroup = cgroup.rpartition("/")[0]
             return found
 
         def freed(_guest: Guest, thread: Thread) -> Thread:
@@ -254,26 +256,26 @@ class Projection:
 
     def _reach(self, path: str) -> CpuSet:
         """The CPUs that the partitions, and the lists from a cgroup upwards, leave to it."""
-        cpus = self.host.online
-        for group in map(self._cpuset, upwards(path)):
+        cpus, at = self.host.online, path
+        while at:
+            group = self._cpuset(at)
             if group is not None and group.valid:
                 return cpus & group.effective or group.effective
             if group is not None and group.cpus:
                 cpus = cpus & CpuSet.parse(group.cpus) or cpus
+            at = at.rpartition("/")[0]
         return cpus - CpuSet.union(g.effective for g in self.host.cpusets if g.valid) or cpus
 
-    def _widened(self, path: str, *, forgets: bool = False) -> None:
-        """A cgroup is bound no more, and neither are those below it. Threads that had all CPUs of
-        their cpuset follow it; others keep their masks, unless the kernel ``forgets`` these."""
+    def _widened(self, path: str) -> None:
+        """A cgroup is bound no more, and neither are those below it. Masks stay."""
 
         def changed(_guest: Guest, thread: Thread) -> Thread:
             effective = thread.cpuset_effective
-            if effective is None or not within(thread.cgroup, path):
+            if effective is None or not thread.cgroup.startswith(f"{path}/"):
                 return thread
             wide = self._reach(thread.cgroup)
             return replace(
                 thread,
-                affinity=wide if forgets or thread.affinity == effective else thread.affinity,
                 cpuset_effective=wide,
                 cpuset_limit=thread.cpuset_limit and self._reach(thread.cgroup.rpartition("/")[0]),
             )
@@ -353,9 +355,12 @@ def _by_lists(
     if rewritten or inside:
         path = path.rpartition("/")[0]
     cpus = host.online
-    for group in filter(None, map(host.cpuset, upwards(path))):
-        if group.cpus and group.path not in written:
+    above = path
+    while above:
+        group = host.cpuset(above)
+        if group is not None and group.cpus and above not in written:
             cpus &= CpuSet.parse(group.cpus)
+        above = above.rpartition("/")[0]
     for group in host.cpusets:
         if group.valid and group.path not in partitions and not path.startswith(group.path):
             cpus -= group.effective
