@@ -6,6 +6,7 @@
  * napi/DEVICE-ID; otherwise it runs in the SoftIRQ of the CPU that filled it.
  */
 #include "nmv.h"
+#include "nmv_compat.h"
 
 /**
  * nmv_queue_admits() - is there room for one more frame
@@ -256,21 +257,27 @@ void nmv_queue_init(struct nmv_dev *nd)
 /**
  * nmv_queue_start() - the device comes up
  * @nd: device
+ *
+ * Context: RTNL.
  */
 void nmv_queue_start(struct nmv_dev *nd)
 {
 	nd->queue.high_water = 0;
 	napi_enable(&nd->queue.napi);
+	nmv_rxq_set_napi(nd->dev, &nd->queue.napi);
 }
 
 /**
  * nmv_queue_stop() - the device goes down; nobody adds frames any more
  * @nd: device
+ *
+ * Context: RTNL.
  */
 void nmv_queue_stop(struct nmv_dev *nd)
 {
 	u32 left;
 
+	nmv_rxq_set_napi(nd->dev, NULL);
 	napi_disable(&nd->queue.napi);
 	left = skb_queue_len(&nd->queue.frames);
 	skb_queue_purge(&nd->queue.frames);

@@ -105,6 +105,15 @@ static inline void nmv_dummy_free(struct net_device *dev)
 #endif
 }
 
+/* Which NAPI instance serves the one receive queue, for "queue-get". */
+static inline void nmv_rxq_set_napi(struct net_device *dev,
+				    struct napi_struct *napi)
+{
+#ifdef NMV_HAVE_QUEUE_NAPI
+	netif_queue_set_napi(dev, 0, NETDEV_QUEUE_TYPE_RX, napi);
+#endif
+}
+
 #ifdef NMV_HAVE_RESIZE_BH
 #define nmv_rings_resize	ptr_ring_resize_multiple_bh
 #else

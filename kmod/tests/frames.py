@@ -25,6 +25,8 @@
     frames.py unthread DEVICE         the same, and ends the thread by netlink, for a device under
                                   flood; prints whether its id was told meanwhile. Exit 3 when
                                   this kernel cannot do it.
+    frames.py queues DEVICE           prints its queues and their NAPI instances, as queue-get of
+                                  generic netlink tells. Exit 3 when this kernel cannot tell.
     frames.py log                     number of the last line of the kernel's log
     frames.py complaints NUMBER       lines since in which the kernel complains of itself
 
@@ -55,8 +57,9 @@ SO_RCVBUFFORCE = 33  # Python has no name for it
 VNET_HEADER = 10  # bytes before each frame of /dev/tapN
 SIOCETHTOOL, ETHTOOL_GSTRINGS, ETHTOOL_GSTATS, ETHTOOL_GSSET_INFO = 0x8946, 0x1B, 0x1D, 0x37
 ETH_SS_STATS, NAME_LENGTH = 1, 32
-NETDEV_CMD_NAPI_GET, NETDEV_CMD_NAPI_SET = 11, 14
+NETDEV_CMD_QUEUE_GET, NETDEV_CMD_NAPI_GET, NETDEV_CMD_NAPI_SET = 10, 11, 14
 NAPI_IFINDEX, NAPI_ID, NAPI_THREADED = 1, 2, 8
+QUEUE_ID, QUEUE_IFINDEX, QUEUE_TYPE, QUEUE_NAPI_ID = 1, 2, 3, 4
 NLM_F_DUMP, NLMSG_ERROR, NLMSG_DONE = 0x300, 2, 3
 
 
@@ -301,7 +304,7 @@ def generic(sock: socket.socket, family: int, command: int, flags: int, data: by
     while True:
         packet = sock.recv(1 << 16)
         while packet:
-            length, kind, more = struct.unpack_from("=IHH", packet)
+            length, kind = struct.unpack_from("=IH", packet)
             if kind == NLMSG_ERROR:
                 (error,) = struct.unpack_from("=i", packet, 16)
                 if error:
@@ -311,7 +314,8 @@ def generic(sock: socket.socket, family: int, command: int, flags: int, data: by
                 return answers
             answers.append(packet[20:length])
             packet = packet[(length + 3) & ~3 :]
-            if not more & 2 and not flags & NLM_F_ACK:
+            # Not every dump marks its parts as such.
+            if not flags & (NLM_F_ACK | NLM_F_DUMP):
                 return answers
 
 
@@ -350,14 +354,37 @@ def starve(device: str, seconds: str) -> None:
     os.waitpid(child, 0)
 
 
-def unthread(device: str) -> None:
+def netdev_family(sock: socket.socket) -> int:
+    """The number of the family netdev; exits with 3 when this kernel has none."""
+    controller, get_family, family_name = 16, 3, 2
+    try:
+        (about,) = generic(sock, controller, get_family, 0, attribute(family_name, b"netdev\0"))
+    except OSError:
+        sys.exit(3)
+    return int.from_bytes(attributes(about)[1], sys.byteorder)
+
+
+def number(of: dict[int, bytes], name: int) -> int:
+    """0 without that attribute."""
+    return int.from_bytes(of.get(name, b""), sys.byteorder)
+
+
+def queues(device: str) -> None:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 16) as sock:
-        controller, get_family, family_name = 16, 3, 2
+        family = netdev_family(sock)
+        index = attribute(QUEUE_IFINDEX, struct.pack("=I", socket.if_nametoindex(device)))
         try:
-            (about,) = generic(sock, controller, get_family, 0, attribute(family_name, b"netdev\0"))
+            found = generic(sock, family, NETDEV_CMD_QUEUE_GET, NLM_F_DUMP, index)
         except OSError:
             sys.exit(3)
-        family = struct.unpack("=H", attributes(about)[1])[0]
+    for queue in map(attributes, found):
+        kind = ("rx", "tx")[number(queue, QUEUE_TYPE)]
+        print(f"{kind} {number(queue, QUEUE_ID)} napi {number(queue, QUEUE_NAPI_ID)}")
+
+
+def unthread(device: str) -> None:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 16) as sock:
+        family = netdev_family(sock)
         index = attribute(NAPI_IFINDEX, struct.pack("=I", socket.if_nametoindex(device)))
         (napi,) = generic(sock, family, NETDEV_CMD_NAPI_GET, NLM_F_DUMP, index)
         if NAPI_THREADED not in attributes(napi):
@@ -431,6 +458,7 @@ COMMANDS = {
     "log": last_line,
     "complaints": complaints,
     "add": add,
+    "queues": queues,
     "set": set_attribute,
     "get": show_attribute,
     "send": send,

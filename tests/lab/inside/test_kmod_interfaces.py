@@ -117,3 +117,27 @@ def test_the_thread_is_told(lower: str) -> None:  # noqa: F811
     labhelp.wait_for(lambda: kmodhelp.napi_thread("nd0") == 0, "it has none", 20)
     assert "napi_thread_tid" not in kmodhelp.counters("nd0")
     assert labhelp.sh("ethtool", "--show-priv-flags", "nd0", check=False).returncode != 0
+
+
+def frames(*words: str) -> list[list[str]]:
+    """The words of each line that the module's helper prints; skips where the kernel cannot."""
+    done = labhelp.sh(*kmodhelp.FRAMES, *words, check=False)
+    if done.returncode == 3:
+        pytest.skip("this kernel's netdev family has no such request")
+    assert done.returncode == 0, done.stderr
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+def test_the_receive_queue_has_its_napi(lower: str) -> None:  # noqa: F811
+    """queue-get names the NAPI instance whose thread route netlink tells."""
+    for name, kind in (("nd0", "napi_macvlan"), ("nt", "napi_macvtap")):
+        link(name, lower, kind)
+        up(name)
+        (kmodhelp.NET / name / "threaded").write_text("1")
+        comm = labhelp.text(f"/proc/{kmodhelp.napi_thread(name)}/comm")
+        napi = comm.rpartition("-")[2]
+        assert frames("queues", name) == [["rx", "0", "napi", napi], ["tx", "0", "napi", "0"]]
+        ip("link", "set", name, "down")
+        assert frames("queues", name) == []
+        up(name)
+        assert frames("queues", name)[0][3] == napi
