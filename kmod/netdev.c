@@ -354,6 +354,7 @@ void nmv_setup(struct net_device *dev)
 	netif_keep_dst(dev);
 	dev->netdev_ops = &nmv_netdev_ops;
 	dev->ethtool_ops = &nmv_ethtool_ops;
+	nmv_stats_setup(dev);
 	dev->needs_free_netdev = true;
 	dev->priv_destructor = nmv_free_dev;
 }

@@ -317,6 +317,7 @@ void nmv_count_frame(struct nmv_dev *nd, enum nmv_stat what,
 		     enum nmv_stat also, u64 n);
 void nmv_stats_sum(const struct nmv_dev *nd, u64 *sum);
 void nmv_get_stats64(struct net_device *dev, struct rtnl_link_stats64 *s);
+void nmv_stats_setup(struct net_device *dev);
 
 /* ethtool.c */
 extern const struct ethtool_ops nmv_ethtool_ops;

@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0
 /* Counters: 64 bits, per CPU, summed when read. */
 #include "nmv.h"
+#include "nmv_compat.h"
+#ifdef NMV_HAVE_QUEUE_STATS
+#include <net/netdev_queues.h>
+#endif
 
 /**
  * nmv_count() - add to a counter
@@ -78,4 +82,65 @@ void nmv_get_stats64(struct net_device *dev, struct rtnl_link_stats64 *s)
 	s->tx_packets = v[NMV_TX_LOWER] + v[NMV_TX_SIBLING];
 	s->tx_bytes = v[NMV_TX_BYTES];
 	s->tx_dropped = v[NMV_TX_DROPPED];
+}
+
+#ifdef NMV_HAVE_QUEUE_STATS
+static void nmv_queue_stats_rx(struct net_device *dev, int idx,
+			       struct netdev_queue_stats_rx *rx)
+{
+	u64 v[NMV_STATS];
+	int i;
+
+	nmv_stats_sum(netdev_priv(dev), v);
+	rx->packets = v[NMV_RX_DELIVERED];
+	rx->bytes = v[NMV_RX_BYTES];
+	rx->hw_drops = 0;
+	for (i = NMV_RX_DROPPED_RING_FULL; i <= NMV_RX_DROPPED_OTHER; i++)
+		rx->hw_drops += v[i];
+	rx->hw_drop_overruns = v[NMV_RX_DROPPED_RING_FULL] +
+			       v[NMV_RX_DROPPED_QUEUE_FULL] +
+			       v[NMV_RX_DROPPED_QUEUE_BYTES];
+}
+
+static void nmv_queue_stats_tx(struct net_device *dev, int idx,
+			       struct netdev_queue_stats_tx *tx)
+{
+	u64 v[NMV_STATS];
+
+	nmv_stats_sum(netdev_priv(dev), v);
+	tx->packets = v[NMV_TX_LOWER] + v[NMV_TX_SIBLING];
+	tx->bytes = v[NMV_TX_BYTES];
+	tx->hw_drops = v[NMV_TX_DROPPED];
+}
+
+/* Nothing passes the device but through its one queue of each direction. */
+static void nmv_base_stats(struct net_device *dev,
+			   struct netdev_queue_stats_rx *rx,
+			   struct netdev_queue_stats_tx *tx)
+{
+	rx->packets = 0;
+	rx->bytes = 0;
+	rx->hw_drops = 0;
+	rx->hw_drop_overruns = 0;
+	tx->packets = 0;
+	tx->bytes = 0;
+	tx->hw_drops = 0;
+}
+
+static const struct netdev_stat_ops nmv_stat_ops = {
+	.get_queue_stats_rx	= nmv_queue_stats_rx,
+	.get_queue_stats_tx	= nmv_queue_stats_tx,
+	.get_base_stats		= nmv_base_stats,
+};
+#endif
+
+/**
+ * nmv_stats_setup() - offer the counters as the kernel's queue statistics
+ * @dev: device that is being made
+ */
+void nmv_stats_setup(struct net_device *dev)
+{
+#ifdef NMV_HAVE_QUEUE_STATS
+	dev->stat_ops = &nmv_stat_ops;
+#endif
 }

@@ -27,6 +27,7 @@
                                   this kernel cannot do it.
     frames.py queues DEVICE           prints its queues and their NAPI instances, as queue-get of
                                   generic netlink tells. Exit 3 when this kernel cannot tell.
+    frames.py qstats DEVICE           the same for its statistics, of qstats-get
     frames.py log                     number of the last line of the kernel's log
     frames.py complaints NUMBER       lines since in which the kernel complains of itself
 
@@ -60,6 +61,17 @@ ETH_SS_STATS, NAME_LENGTH = 1, 32
 NETDEV_CMD_QUEUE_GET, NETDEV_CMD_NAPI_GET, NETDEV_CMD_NAPI_SET = 10, 11, 14
 NAPI_IFINDEX, NAPI_ID, NAPI_THREADED = 1, 2, 8
 QUEUE_ID, QUEUE_IFINDEX, QUEUE_TYPE, QUEUE_NAPI_ID = 1, 2, 3, 4
+NETDEV_CMD_QSTATS_GET = 12
+QSTATS_IFINDEX = 1
+QSTATS = {
+    "rx_packets": 8,
+    "rx_bytes": 9,
+    "tx_packets": 10,
+    "tx_bytes": 11,
+    "rx_hw_drops": 13,
+    "rx_hw_drop_overruns": 14,
+    "tx_hw_drops": 24,
+}
 NLM_F_DUMP, NLMSG_ERROR, NLMSG_DONE = 0x300, 2, 3
 
 
@@ -382,6 +394,20 @@ def queues(device: str) -> None:
         print(f"{kind} {number(queue, QUEUE_ID)} napi {number(queue, QUEUE_NAPI_ID)}")
 
 
+def qstats(device: str) -> None:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 16) as sock:
+        family = netdev_family(sock)
+        index = attribute(QSTATS_IFINDEX, struct.pack("=I", socket.if_nametoindex(device)))
+        try:
+            found = generic(sock, family, NETDEV_CMD_QSTATS_GET, NLM_F_DUMP, index)
+        except OSError:
+            sys.exit(3)
+    for values in map(attributes, found):
+        for name, attribute_of in QSTATS.items():
+            if attribute_of in values:
+                print(name, number(values, attribute_of))
+
+
 def unthread(device: str) -> None:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 16) as sock:
         family = netdev_family(sock)
@@ -459,6 +485,7 @@ COMMANDS = {
     "complaints": complaints,
     "add": add,
     "queues": queues,
+    "qstats": qstats,
     "set": set_attribute,
     "get": show_attribute,
     "send": send,

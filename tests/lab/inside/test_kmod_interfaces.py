@@ -141,3 +141,26 @@ def test_the_receive_queue_has_its_napi(lower: str) -> None:  # noqa: F811
         assert frames("queues", name) == []
         up(name)
         assert frames("queues", name)[0][3] == napi
+
+
+def test_the_kernels_queue_statistics_are_the_counters(wire: tuple[str, str]) -> None:  # noqa: F811
+    (far, near) = wire
+    link("nt", near, "napi_macvtap")
+    up("nt")
+    to = kmodhelp.mac_of("nt")
+    send(far, to, 10)
+    ip("link", "set", "nt", "txqueuelen", "16")
+    with tap_queue("nt"):
+        send(far, to, 20)
+        settle("nt", 30)
+        send("nt", kmodhelp.mac_of(far), 7)
+        found = {name: int(value) for name, value in frames("qstats", "nt")}
+    assert found == {
+        "rx_packets": 16,
+        "rx_bytes": 16 * 60,
+        "rx_hw_drops": 14,
+        "rx_hw_drop_overruns": 4,
+        "tx_packets": 7,
+        "tx_bytes": 7 * 60,
+        "tx_hw_drops": 0,
+    }
