@@ -32,7 +32,7 @@ static bool nmv_attr_known(int attr)
 	       attr == IFLA_NAPI_MACVLAN_UPLINK;
 }
 
-static bool nmv_is_ours(const struct net_device *dev)
+bool nmv_is_ours(const struct net_device *dev)
 {
 	return dev->rtnl_link_ops == &nmv_vlan_ops ||
 	       dev->rtnl_link_ops == &nmv_tap_ops;
@@ -175,7 +175,6 @@ static int nmv_newlink(NMV_NEWLINK_ARGS)
 		unregister_netdevice(dev);
 		return err;
 	}
-	list_add_tail(&nd->all, &nmv_all);
 	netif_stacked_transfer_operstate(lower, dev);
 	linkwatch_fire_event(dev);
 	return 0;
@@ -190,7 +189,6 @@ static void nmv_dellink(struct net_device *dev, struct list_head *head)
 {
 	struct nmv_dev *nd = netdev_priv(dev);
 
-	list_del(&nd->all);
 	unregister_netdevice_queue(dev, head);
 	netdev_upper_dev_unlink(nd->lower, dev);
 }

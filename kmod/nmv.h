@@ -211,7 +211,6 @@ struct nmv_port {
  * @mode: enum macvlan_mode
  * @in_hash: in nmv_port.hash, while up
  * @in_port: in nmv_port.devs, while up
- * @all: in the list of all devices, under RTNL
  * @uplink: gets what siblings send to addresses that none of them has; under
  *	RTNL
  * @mc_filter: multicast addresses it listens to, hashed
@@ -227,7 +226,6 @@ struct nmv_dev {
 	u32			mode;
 	struct hlist_node	in_hash;
 	struct list_head	in_port;
-	struct list_head	all;
 	bool			uplink;
 	DECLARE_BITMAP(mc_filter, NMV_MC_BITS);
 	struct nmv_pcpu __percpu *stats;
@@ -248,13 +246,13 @@ static inline struct nmv_dev *nmv_tap_owner(struct tap_dev *tap)
 
 /* netlink.c */
 extern struct rtnl_link_ops nmv_vlan_ops, nmv_tap_ops;
+bool nmv_is_ours(const struct net_device *dev);
 
 /* netdev.c */
 void nmv_setup(struct net_device *dev);
 void nmv_update_filter(struct nmv_dev *nd);
 
 /* port.c */
-extern struct list_head nmv_all;
 extern struct notifier_block nmv_port_notifier;
 int nmv_port_join(struct nmv_dev *nd);
 void nmv_port_leave(struct nmv_dev *nd);

@@ -10,8 +10,6 @@
 #include <linux/rtnetlink.h>
 #include "nmv.h"
 
-LIST_HEAD(nmv_all);
-
 /**
  * nmv_port_find() - the device with a MAC address
  * @port: port
@@ -138,6 +136,13 @@ int nmv_port_join(struct nmv_dev *nd)
 	return 0;
 }
 
+static bool nmv_is_uplink(const struct net_device *dev)
+{
+	const struct nmv_dev *nd = netdev_priv(dev);
+
+	return nd->uplink;
+}
+
 /**
  * nmv_port_set_uplink() - the flag uplink of a device
  * @nd: device, up or down
@@ -152,13 +157,14 @@ int nmv_port_join(struct nmv_dev *nd)
 int nmv_port_set_uplink(struct nmv_dev *nd, bool on)
 {
 	struct nmv_port *port = rtnl_dereference(nd->port);
-	const struct nmv_dev *other;
+	struct net_device *upper;
+	struct list_head *iter;
 
 	if (on == nd->uplink)
 		return 0;
 	if (on)
-		list_for_each_entry(other, &nmv_all, all)
-			if (other->lower == nd->lower && other->uplink)
+		netdev_for_each_upper_dev_rcu(nd->lower, upper, iter)
+			if (nmv_is_ours(upper) && nmv_is_uplink(upper))
 				return -EBUSY;
 	nd->uplink = on;
 	if (port)
@@ -262,31 +268,49 @@ static int nmv_lower_event(struct nmv_dev *nd, unsigned long event)
 	return NOTIFY_DONE;
 }
 
+static struct net_device *nmv_first_on(struct net_device *lower)
+{
+	struct net_device *upper;
+	struct list_head *iter;
+
+	netdev_for_each_upper_dev_rcu(lower, upper, iter)
+		if (nmv_is_ours(upper))
+			return upper;
+	return NULL;
+}
+
+static void nmv_lower_goes(struct net_device *lower)
+{
+	struct net_device *dev;
+	LIST_HEAD(kill);
+
+	/* That also takes each off the list of those above. */
+	while ((dev = nmv_first_on(lower)))
+		dev->rtnl_link_ops->dellink(dev, &kill);
+	unregister_netdevice_many(&kill);
+}
+
 static int nmv_port_event(struct notifier_block *unused, unsigned long event,
 			  void *ptr)
 {
 	struct net_device *lower = netdev_notifier_info_to_dev(ptr);
-	struct nmv_dev *nd, *next;
-	LIST_HEAD(kill);
+	struct net_device *upper;
+	struct list_head *iter;
 	int ret;
 
-	/* Also sent when a device moves to another namespace; then it stays. */
-	if (event == NETDEV_UNREGISTER &&
-	    lower->reg_state != NETREG_UNREGISTERING)
+	if (event == NETDEV_UNREGISTER) {
+		/* Also sent when it moves to another namespace; then it stays. */
+		if (lower->reg_state == NETREG_UNREGISTERING)
+			nmv_lower_goes(lower);
 		return NOTIFY_DONE;
-
-	list_for_each_entry_safe(nd, next, &nmv_all, all) {
-		if (nd->lower != lower)
+	}
+	netdev_for_each_upper_dev_rcu(lower, upper, iter) {
+		if (!nmv_is_ours(upper))
 			continue;
-		if (event == NETDEV_UNREGISTER) {
-			nd->dev->rtnl_link_ops->dellink(nd->dev, &kill);
-			continue;
-		}
-		ret = nmv_lower_event(nd, event);
+		ret = nmv_lower_event(netdev_priv(upper), event);
 		if (ret != NOTIFY_DONE)
 			return ret;
 	}
-	unregister_netdevice_many(&kill);
 	return NOTIFY_DONE;
 }
 

@@ -164,3 +164,26 @@ def test_the_kernels_queue_statistics_are_the_counters(wire: tuple[str, str]) ->
         "tx_bytes": 7 * 60,
         "tx_hw_drops": 0,
     }
+
+
+def test_a_lower_device_knows_its_own_in_every_namespace(lower: str) -> None:  # noqa: F811
+    """One uplink, and the MTU and the end of the lower device, for those that were moved too."""
+    ip("link", "add", "nl9", "type", "dummy")
+    ip("netns", "add", "nk")
+    try:
+        link("nt", lower, "napi_macvtap", uplink=True)
+        link("nu", lower, "napi_macvtap")
+        link("nw", "nl9", "napi_macvtap", uplink=True)
+        ip("link", "set", "nt", "netns", "nk")
+        with pytest.raises(OSError, match="another device") as refused:
+            kmodhelp.set_flag("nu", "uplink", on=True)
+        assert refused.value.errno == errno.EBUSY
+        ip("link", "set", lower, "mtu", "1300")
+        assert "mtu 1300 " in ip("-n", "nk", "link", "show", "nt")
+        assert "mtu 1500 " in ip("link", "show", "nw"), "another lower device"
+        delete(lower)
+        assert "nt" not in ip("-n", "nk", "link")
+        assert kmodhelp.flags("nw")["uplink"]
+    finally:
+        ip("netns", "del", "nk")
+        delete("nl9")
