@@ -130,6 +130,16 @@ static int nmv_get_link_ksettings(struct net_device *dev,
 	return __ethtool_get_link_ksettings(nd->lower, cmd);
 }
 
+#ifdef NMV_HAVE_TS_INFO
+static int nmv_get_ts_info(struct net_device *dev,
+			   struct kernel_ethtool_ts_info *info)
+{
+	struct nmv_dev *nd = netdev_priv(dev);
+
+	return ethtool_get_ts_info_by_layer(nd->lower, info);
+}
+#endif
+
 const struct ethtool_ops nmv_ethtool_ops = {
 	.get_drvinfo		= nmv_get_drvinfo,
 	.get_link		= ethtool_op_get_link,
@@ -137,4 +147,7 @@ const struct ethtool_ops nmv_ethtool_ops = {
 	.get_sset_count		= nmv_get_sset_count,
 	.get_strings		= nmv_get_strings,
 	.get_ethtool_stats	= nmv_get_stats,
+#ifdef NMV_HAVE_TS_INFO
+	.get_ts_info		= nmv_get_ts_info,
+#endif
 };

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0
 /* The network device: up and down, addresses, filters, MTU, features. */
+#include <linux/capability.h>
 #include <linux/if_vlan.h>
 #include <linux/module.h>
 #include <linux/rtnetlink.h>
@@ -253,6 +254,62 @@ static int nmv_vlan_rx_kill_vid(struct net_device *dev, __be16 proto, u16 vid)
 	return 0;
 }
 
+/*
+ * Frames that a guest's or a container's bridge forwards have other addresses:
+ * passthru takes all of them anyway. In other modes a unicast address beside
+ * the device's own would be let through by the NIC and be given to nobody.
+ */
+static int nmv_fdb_check(const struct nmv_dev *nd, const unsigned char *addr,
+			 struct netlink_ext_ack *extack)
+{
+	if (nd->mode == MACVLAN_MODE_PASSTHRU || !is_unicast_ether_addr(addr))
+		return 0;
+	NL_SET_ERR_MSG(extack,
+		       "only a passthru device can have further unicast addresses");
+	return -EOPNOTSUPP;
+}
+
+static int nmv_fdb_add(struct ndmsg *ndm, struct nlattr *tb[],
+		       struct net_device *dev, const unsigned char *addr,
+		       u16 vid, u16 flags, NMV_FDB_ARGS)
+{
+	return nmv_fdb_check(netdev_priv(dev), addr, extack) ?:
+	       ndo_dflt_fdb_add(ndm, tb, dev, addr, vid, flags);
+}
+
+static int nmv_fdb_del(struct ndmsg *ndm, struct nlattr *tb[],
+		       struct net_device *dev, const unsigned char *addr,
+		       u16 vid, NMV_FDB_ARGS)
+{
+	return nmv_fdb_check(netdev_priv(dev), addr, extack) ?:
+	       ndo_dflt_fdb_del(ndm, tb, dev, addr, vid);
+}
+
+#ifdef NMV_HAVE_HWTSTAMP
+static int nmv_hwtstamp_get(struct net_device *dev,
+			    struct kernel_hwtstamp_config *config)
+{
+	struct nmv_dev *nd = netdev_priv(dev);
+
+	return generic_hwtstamp_get_lower(nd->lower, config);
+}
+
+/* All who use the NIC share its setting: for who rules the lower device. */
+static int nmv_hwtstamp_set(struct net_device *dev,
+			    struct kernel_hwtstamp_config *config,
+			    struct netlink_ext_ack *extack)
+{
+	struct nmv_dev *nd = netdev_priv(dev);
+
+	if (!ns_capable(dev_net(nd->lower)->user_ns, CAP_NET_ADMIN)) {
+		NL_SET_ERR_MSG(extack,
+			       "this needs CAP_NET_ADMIN where the lower device is");
+		return -EPERM;
+	}
+	return generic_hwtstamp_set_lower(nd->lower, config, extack);
+}
+#endif
+
 static int nmv_get_iflink(const struct net_device *dev)
 {
 	const struct nmv_dev *nd = netdev_priv(dev);
@@ -285,6 +342,8 @@ static int nmv_init_dev(struct net_device *dev)
 	nmv_queue_init(nd);
 	netdev_hold(lower, &nd->tracker, GFP_KERNEL);
 
+	/* They nest in those of the lower device, which may be of any kind. */
+	netdev_lockdep_set_classes(dev);
 	nmv_set_lltx(dev);
 	dev->features |= (lower->features & NMV_F_LOWER) | NMV_F_ALWAYS;
 	dev->vlan_features = (lower->vlan_features & NMV_F_LOWER) |
@@ -334,6 +393,12 @@ static const struct net_device_ops nmv_netdev_ops = {
 	.ndo_get_stats64	= nmv_get_stats64,
 	.ndo_vlan_rx_add_vid	= nmv_vlan_rx_add_vid,
 	.ndo_vlan_rx_kill_vid	= nmv_vlan_rx_kill_vid,
+	.ndo_fdb_add		= nmv_fdb_add,
+	.ndo_fdb_del		= nmv_fdb_del,
+#ifdef NMV_HAVE_HWTSTAMP
+	.ndo_hwtstamp_get	= nmv_hwtstamp_get,
+	.ndo_hwtstamp_set	= nmv_hwtstamp_set,
+#endif
 	.ndo_get_iflink		= nmv_get_iflink,
 	.ndo_features_check	= passthru_features_check,
 };

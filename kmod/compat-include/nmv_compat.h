@@ -15,6 +15,9 @@
 #ifdef NMV_HAVE_GSO_H
 #include <net/gso.h>
 #endif
+#ifdef NMV_HAVE_NETDEV_LOCK_H
+#include <net/netdev_lock.h>
+#endif
 
 #if LINUX_VERSION_CODE < KERNEL_VERSION(6, 1, 0)
 #error "napi_macvlan supports Linux 6.1 and later"
@@ -46,6 +49,13 @@
 #else
 #define NMV_CLASS_NS(name, d)	const void *name(struct device *d)
 #define nmv_class_ns(net)	(net)
+#endif
+
+/* Newer kernels ask whether ndo_fdb_* told of the change; we leave it to them. */
+#ifdef NMV_HAVE_FDB_NOTIFIED
+#define NMV_FDB_ARGS	bool *notified, struct netlink_ext_ack *extack
+#else
+#define NMV_FDB_ARGS	struct netlink_ext_ack *extack
 #endif
 
 /* A device that takes no lock around ndo_start_xmit. */

@@ -25,6 +25,7 @@
     frames.py unthread DEVICE         the same, and ends the thread by netlink, for a device under
                                   flood; prints whether its id was told meanwhile. Exit 3 when
                                   this kernel cannot do it.
+    frames.py stamps DEVICE           sets hardware timestamps, to off
     frames.py queues DEVICE           prints its queues and their NAPI instances, as queue-get of
                                   generic netlink tells. Exit 3 when this kernel cannot tell.
     frames.py qstats DEVICE           the same for its statistics, of qstats-get
@@ -308,6 +309,14 @@ def rtnl(device: str) -> None:
         reader.join()
 
 
+def stamps(device: str) -> None:
+    siocshwtstamp = 0x89B0
+    config = ctypes.create_string_buffer(struct.pack("=iii", 0, 0, 0), 12)
+    request = struct.pack("16sP16x", device.encode(), ctypes.addressof(config))
+    with datagrams() as sock:
+        fcntl.ioctl(sock, siocshwtstamp, request)
+
+
 def generic(sock: socket.socket, family: int, command: int, flags: int, data: bytes) -> list[bytes]:
     """One request of generic netlink; the attributes of each answer."""
     body = struct.pack("=BBH", command, 1, 0) + data
@@ -484,6 +493,7 @@ COMMANDS = {
     "log": last_line,
     "complaints": complaints,
     "add": add,
+    "stamps": stamps,
     "queues": queues,
     "qstats": qstats,
     "set": set_attribute,

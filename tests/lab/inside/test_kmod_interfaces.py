@@ -187,3 +187,31 @@ def test_a_lower_device_knows_its_own_in_every_namespace(lower: str) -> None:  #
     finally:
         ip("netns", "del", "nk")
         delete("nl9")
+
+
+def test_further_addresses(lower: str) -> None:  # noqa: F811
+    """`bridge fdb`: groups in every mode, unicast where the device takes all frames."""
+    group, other = "01:00:5e:01:02:03", "02:00:00:00:0d:01"
+    link("na", lower)
+    link("nd0", lower)
+    up("na", "nd0")
+
+    def heard() -> bool:
+        before = kmodhelp.counters("nd0")["rx_broadcast"]
+        send("na", group, 1)
+        return settle("nd0")["rx_broadcast"] > before
+
+    assert not heard()
+    labhelp.sh("bridge", "fdb", "add", group, "dev", "nd0", "self")
+    labhelp.wait_for(heard, "the device listens to the group", 20)
+    assert group in labhelp.sh("bridge", "fdb", "show", "dev", "nd0").stdout
+    labhelp.sh("bridge", "fdb", "del", group, "dev", "nd0", "self")
+    labhelp.wait_for(lambda: not heard(), "it does so no more", 20)
+    refused = labhelp.sh("bridge", "fdb", "add", other, "dev", "nd0", "self", check=False)
+    assert refused.returncode != 0
+    assert "only a passthru device" in refused.stderr
+    delete("na", "nd0")
+    link("np", lower, mode=kmodhelp.PASSTHRU)
+    up("np")
+    labhelp.sh("bridge", "fdb", "add", other, "dev", "np", "self")
+    labhelp.sh("bridge", "fdb", "del", other, "dev", "np", "self")

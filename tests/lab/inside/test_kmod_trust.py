@@ -6,10 +6,13 @@ from __future__ import annotations
 import os
 import struct
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import kmodhelp
 import labhelp
+import pytest
 from kmodhelp import check_sum, drops, ip, link, settle, up
 from test_kmod import lower, silent  # noqa: F401 (fixtures)
 
@@ -53,35 +56,47 @@ def test_a_large_frame_finds_room_for_all_its_segments_or_none(lower: str) -> No
         os.close(queue)
 
 
-def test_only_who_rules_the_lower_device_makes_an_uplink(lower: str) -> None:  # noqa: F811
-    link("nt", lower, "napi_macvtap")
+@contextmanager
+def container(device: str) -> Iterator[tuple[tuple[str, ...], tuple[str, ...]]]:
+    """A container that has the device and rules its namespaces: how to run a command as its root,
+    and as this host's in its network namespace."""
     unshare = ["unshare", "--user", "--map-root-user", "--net", "sleep", "60"]
-    with subprocess.Popen(unshare) as container:
+    with subprocess.Popen(unshare) as process:
         try:
-            space = Path(f"/proc/{container.pid}/ns/net")
+            space = Path(f"/proc/{process.pid}/ns/net")
             labhelp.wait_for(
                 lambda: space.readlink() != Path("/proc/self/ns/net").readlink(),
                 "the container has its namespaces",
                 20,
             )
-            ip("link", "set", "nt", "netns", str(container.pid))
-            inside = (
-                "nsenter",
-                "-t",
-                str(container.pid),
-                "--user",
-                "--net",
-                "--preserve-credentials",
-            )
-            asked = (*inside, *kmodhelp.FRAMES, "set", "nt")
-            labhelp.sh(*asked, "every-queue", "1")
-            refused = labhelp.sh(*asked, "uplink", "1", check=False)
-            assert refused.returncode != 0
-            assert "not permitted" in refused.stderr
-            # From outside, for it, it can be made one, and it can cease to be one.
-            outside = ("nsenter", f"--net={space}", *kmodhelp.FRAMES, "set", "nt")
-            labhelp.sh(*outside, "uplink", "1")
-            labhelp.sh(*asked, "every-queue", "0")
-            labhelp.sh(*asked, "uplink", "0")
+            ip("link", "set", device, "netns", str(process.pid))
+            enter = ("nsenter", "-t", str(process.pid))
+            yield (*enter, "--user", "--net", "--preserve-credentials"), (*enter, "--net")
         finally:
-            container.kill()
+            process.kill()
+
+
+def test_only_who_rules_the_lower_device_makes_an_uplink(lower: str) -> None:  # noqa: F811
+    link("nt", lower, "napi_macvtap")
+    with container("nt") as (inside, outside):
+        asked = (*inside, *kmodhelp.FRAMES, "set", "nt")
+        labhelp.sh(*asked, "every-queue", "1")
+        refused = labhelp.sh(*asked, "uplink", "1", check=False)
+        assert refused.returncode != 0
+        assert "not permitted" in refused.stderr
+        # From outside, for it, it can be made one, and it can cease to be one.
+        labhelp.sh(*outside, *kmodhelp.FRAMES, "set", "nt", "uplink", "1")
+        labhelp.sh(*asked, "every-queue", "0")
+        labhelp.sh(*asked, "uplink", "0")
+
+
+def test_only_who_rules_the_lower_device_sets_its_timestamps(lower: str) -> None:  # noqa: F811
+    if os.uname().release.startswith("6.1."):
+        pytest.skip("this kernel has no ndo_hwtstamp_set")
+    link("nd0", lower)
+    with container("nd0") as (inside, outside):
+        for who, said in ((inside, "not permitted"), (outside, "not supported")):
+            refused = labhelp.sh(*who, *kmodhelp.FRAMES, "stamps", "nd0", check=False)
+            assert refused.returncode != 0
+            # The lower one has none; it is asked only for those who may.
+            assert said in refused.stderr
