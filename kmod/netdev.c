@@ -363,7 +363,7 @@ static void nmv_uninit_dev(struct net_device *dev)
 {
 	struct nmv_dev *nd = netdev_priv(dev);
 
-	netif_napi_del(&nd->queue.napi);
+	nmv_queue_exit(nd);
 	if (nd->tap)
 		nmv_tap_detach(nd);
 }

@@ -275,6 +275,7 @@ netdev_tx_t nmv_start_xmit(struct sk_buff *skb, struct net_device *dev);
 
 /* queue.c */
 void nmv_queue_init(struct nmv_dev *nd);
+void nmv_queue_exit(struct nmv_dev *nd);
 void nmv_queue_start(struct nmv_dev *nd);
 void nmv_queue_stop(struct nmv_dev *nd);
 bool nmv_queue_admits(u32 waiting, u32 limit);

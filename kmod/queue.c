@@ -247,44 +247,62 @@ void nmv_queue_offer_copy(struct nmv_dev *nd, struct sk_buff *skb,
 /**
  * nmv_queue_init() - before the device is registered
  * @nd: device
+ *
+ * From now on the NAPI instance is enabled, also while the device is down:
+ * kernels that end its thread when "threaded" becomes 0 wait, with the lock of
+ * the device, until an instance is idle or polled, and a disabled one is
+ * neither.
  */
 void nmv_queue_init(struct nmv_dev *nd)
 {
 	skb_queue_head_init(&nd->queue.frames);
 	netif_napi_add(nd->dev, &nd->queue.napi, nmv_queue_poll);
+	nmv_rxq_set_napi(nd->dev, &nd->queue.napi);
+	napi_enable(&nd->queue.napi);
+}
+
+/**
+ * nmv_queue_exit() - when the device is unregistered
+ * @nd: device; down
+ *
+ * Context: RTNL.
+ */
+void nmv_queue_exit(struct nmv_dev *nd)
+{
+	napi_disable(&nd->queue.napi);
+	nmv_rxq_set_napi(nd->dev, NULL);
+	netif_napi_del(&nd->queue.napi);
 }
 
 /**
  * nmv_queue_start() - the device comes up
  * @nd: device
- *
- * Context: RTNL.
  */
 void nmv_queue_start(struct nmv_dev *nd)
 {
 	nd->queue.high_water = 0;
-	napi_enable(&nd->queue.napi);
-	nmv_rxq_set_napi(nd->dev, &nd->queue.napi);
 }
 
 /**
  * nmv_queue_stop() - the device goes down; nobody adds frames any more
  * @nd: device
  *
- * Context: RTNL.
+ * When it returns no frame is on its way from the queue.
  */
 void nmv_queue_stop(struct nmv_dev *nd)
 {
-	u32 left;
+	struct nmv_queue *q = &nd->queue;
+	struct sk_buff_head left;
 
-	nmv_rxq_set_napi(nd->dev, NULL);
-	napi_disable(&nd->queue.napi);
-	left = skb_queue_len(&nd->queue.frames);
-	skb_queue_purge(&nd->queue.frames);
-	nd->queue.bytes = 0;
-	nd->queue.multicast = 0;
-	nd->queue.multicast_bytes = 0;
-	local_bh_disable();
-	nmv_count(nd, NMV_RX_DROPPED_DOWN, left);
-	local_bh_enable();
+	__skb_queue_head_init(&left);
+	spin_lock_bh(&q->frames.lock);
+	nmv_count(nd, NMV_RX_DROPPED_DOWN, skb_queue_len(&q->frames));
+	skb_queue_splice_init(&q->frames, &left);
+	WRITE_ONCE(q->bytes, 0);
+	WRITE_ONCE(q->multicast, 0);
+	WRITE_ONCE(q->multicast_bytes, 0);
+	spin_unlock_bh(&q->frames.lock);
+	__skb_queue_purge(&left);
+	/* What a poll has taken it hands on before it ends. */
+	napi_synchronize(&q->napi);
 }

@@ -107,8 +107,12 @@ def test_attributes_are_told_and_set_together_or_not_at_all(lower: str) -> None:
     assert refused.value.errno == errno.EINVAL
 
 
-def test_the_thread_is_told(lower: str) -> None:  # noqa: F811
+@pytest.mark.parametrize("raised", [True, False])
+def test_the_thread_is_told(lower: str, raised: bool) -> None:  # noqa: F811
+    """Also of a device that is down: newer kernels end its thread then, too."""
     link("nd0", lower)
+    if raised:
+        up("nd0")
     assert kmodhelp.napi_thread("nd0") == 0
     (kmodhelp.NET / "nd0" / "threaded").write_text("1")
     thread = labhelp.wait_for(lambda: kmodhelp.napi_thread("nd0"), "it has a thread", 20)
