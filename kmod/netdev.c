@@ -46,9 +46,10 @@ static void nmv_set_rx_mode(struct net_device *dev)
 {
 	struct nmv_dev *nd = netdev_priv(dev);
 
-	nmv_update_filter(nd);
+	/* An address that was given up stays in the list until that. */
 	dev_uc_sync(nd->lower, dev);
 	dev_mc_sync(nd->lower, dev);
+	nmv_update_filter(nd);
 }
 
 static bool nmv_wants_promisc(const struct nmv_dev *nd)

@@ -325,7 +325,7 @@ def generic(sock: socket.socket, family: int, command: int, flags: int, data: by
     while True:
         packet = sock.recv(1 << 16)
         while packet:
-            length, kind, more = struct.unpack_from("=IHH", packet)
+            length, kind = struct.unpack_from("=IH", packet)
             if kind == NLMSG_ERROR:
                 (error,) = struct.unpack_from("=i", packet, 16)
                 if error:
@@ -335,7 +335,8 @@ def generic(sock: socket.socket, family: int, command: int, flags: int, data: by
                 return answers
             answers.append(packet[20:length])
             packet = packet[(length + 3) & ~3 :]
-            if not more & 2 and not flags & NLM_F_ACK:
+            # Not every dump marks its parts as such.
+            if not flags & (NLM_F_ACK | NLM_F_DUMP):
                 return answers
 
 
