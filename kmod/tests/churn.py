@@ -59,8 +59,8 @@ REFUSED = frozenset(
     (
         errno.ENODEV, errno.ENOENT, errno.EBUSY, errno.EEXIST, errno.EINVAL, errno.EADDRINUSE,
         errno.EADDRNOTAVAIL, errno.EOPNOTSUPP, errno.ENETDOWN, errno.ENXIO, errno.EAGAIN,
-        errno.EBADFD, errno.EIO, errno.ENOBUFS, errno.EMSGSIZE, errno.ERANGE, errno.E2BIG,
-        errno.ENOMEM, errno.EFAULT,
+        errno.EBADFD, errno.EIO, errno.ENOBUFS, errno.ENOLINK, errno.EMSGSIZE, errno.ERANGE,
+        errno.E2BIG, errno.ENOMEM, errno.EFAULT,
     )
 )  # fmt: skip
 # Set by main().
