@@ -29,7 +29,7 @@ from hostroot import TreeRoot, TreeVirt
 from synthetic import Synthetic
 from treeops import TreeOps
 
-from vsrtune.cli.daemon import rarely
+from vsrtune.cli.daemon import GC_THRESHOLD
 from vsrtune.daemon.http import exposition
 from vsrtune.daemon.journald import LOGGER
 from vsrtune.daemon.reconciler import Reconciler
@@ -134,7 +134,7 @@ def timed(work: Callable[[], object], clock: Callable[[], float] = time.process_
 
 def measure(guests: int, place: Path, say: Callable[[str], None]) -> Row:
     """One size, in this process."""
-    rarely()  # as the daemon does
+    gc.set_threshold(*GC_THRESHOLD)  # as the daemon does
     host = Synthetic(place, guests)
     say(f"{guests} guests: made")
     root = TreeRoot(str(place))

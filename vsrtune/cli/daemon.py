@@ -47,7 +47,7 @@ from vsrtune.policy.matching import QemuFilter, qemu_filter
 
 # The garbage collector runs rarely in this process: a pass over 1,000 guests holds 135,000 objects,
 # and neither it nor a scrape leaves any cycle.
-_THRESHOLD = (200_000, 20, 50)
+GC_THRESHOLD = (200_000, 20, 50)
 METRICS = "127.0.0.1:9178"
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([\w.:%-]*)):([0-9]{1,5})", re.ASCII)
 
@@ -135,7 +135,7 @@ def daemon(
     """
     policies = load_dirs(policy_dirs)  # before anything else: a wrong policy changes nothing
     journald.setup(verbose)
-    gc.set_threshold(*_THRESHOLD)
+    gc.set_threshold(*GC_THRESHOLD)
     if not policies:
         journald.LOGGER.warning("%s", no_policies(policy_dirs))
 
