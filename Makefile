@@ -1,6 +1,6 @@
 # Everything a developer or CI runs. `make demo` and `make test` set up what they need.
 .DEFAULT_GOAL := help
-.PHONY: help setup deb release lint lint-packages unit netns kmod kmod-debug lab pair test test-all browser screenshots fuzz mutants demo soak events results bench-scale format clean
+.PHONY: help setup deb release lint lint-packages unit netns kmod kmod-debug lab pair test test-all browser screenshots fuzz mutants demo soak events bottlenecks results bench-scale format clean
 SHELL := /bin/bash
 CACHE = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/vsrtune
 SUITE := tests/unit tests/browser tests/netns tests/lab
@@ -80,6 +80,9 @@ soak: ## half an hour of traffic and changes on a lab host, the daemon watched (
 
 events: setup ## what happens to a host in months, and how soon the daemon has written: docs/results/events.md
 	@tests/lab/events.py
+
+bottlenecks: setup ## limits made on purpose, and which `vsrtune top` names: docs/results/bottlenecks.md
+	@tests/lab/bottlenecks.py
 
 results: setup ## measure the papers' figures and the peers anew, and write docs/results
 	@# RESUME=1 measures only what is missing; FIGURES=fig03,peers limits it to these.

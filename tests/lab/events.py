@@ -25,6 +25,7 @@ TESTS = ("migration", "travel", "churn", "events", "drift")
 TOLD = "events.jsonl"
 # Labs that ran a second time: their own dumps prove that the emulator failed.
 DEATHS: list[str] = []
+PASSED_ON = ("LAB_CHURN", "LAB_CROWD", "LAB_SEED", "LAB_TRIALS")
 VETH = ("--guest-name", "vr 1.ü", "--plain-qemu")
 E1000E = ("--nic", "e1000e")
 
@@ -71,12 +72,20 @@ def measure(release: str, tests: list[str]) -> int:
     return status
 
 
-def boot(release: str, name: str, options: Sequence[str], tests: list[str], *chosen: str) -> int:
-    """One boot; keeps what was told in RAW. The status of its tests."""
+def boot(
+    release: str,
+    name: str,
+    options: Sequence[str],
+    tests: list[str],
+    *chosen: str,
+    told: str = TOLD,
+    raw: Path = RAW,
+) -> int:
+    """One boot; keeps what was told in ``raw``. The status of its tests."""
     share = Path(tempfile.mkdtemp(prefix="vsrtune-events-"))
     command = [str(LAB), "run", "--release", release, "--cpus", "3", *options]
     command += ["--timeout", "2400", "--share", str(share), "--", "env"]
-    given = {k: v for k, v in os.environ.items() if k in ("LAB_CHURN", "LAB_CROWD", "LAB_SEED")}
+    given = {k: v for k, v in os.environ.items() if k in PASSED_ON}
     command += [f"{key}={value}" for key, value in given.items()]
     command += ["python3", "-B", "-m", "pytest", "-p", "no:cacheprovider", "-v", "-rs", "-s"]
     command += ["--tb=short", "--durations=20", *chosen]
@@ -84,12 +93,11 @@ def boot(release: str, name: str, options: Sequence[str], tests: list[str], *cho
     status = subprocess.run(command, check=False).returncode
     if status == EMULATOR_DIED:
         DEATHS.append(f"{release}-{name}")
-        (share / TOLD).unlink(missing_ok=True)
+        (share / told).unlink(missing_ok=True)
         status = subprocess.run(command, check=False).returncode
-    told = share / TOLD
-    if told.exists():
-        RAW.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(told, RAW / f"{release}-{name}.jsonl")
+    if (share / told).exists():
+        raw.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(share / told, raw / f"{release}-{name}.jsonl")
     shutil.rmtree(share)
     return status
 

@@ -24,7 +24,7 @@ INSIDE = "/mnt/tests/lab/inside"
 CORE_ONLY = os.environ.get("LAB_TIER") == "core"
 PASSED_ON = (
     "LAB_TIER", "LAB_STRIDE", "LAB_BOOTS", "LAB_SWITCHES", "LAB_CHURN", "LAB_CROWD", "LAB_SEED",
-    "LAB_NEIGHBOURS", "LAB_RANDOM",
+    "LAB_NEIGHBOURS", "LAB_RANDOM", "LAB_TRIALS",
 )  # fmt: skip
 
 
@@ -76,7 +76,13 @@ KMOD = ("test_kmod.py", "test_kmod_interfaces.py", "test_kmod_random.py")
 FRAMES = ("test_kmod_frames.py", "test_kmod_trust.py", "test_kmod_guest.py")
 # The first attaches anew, for which a router without libvirt may not hold the lower devices.
 # The second takes CPUs from everything else, and wants one guest and few others.
-BENCHED = ("test_bench_configure.py", "test_deadline.py", *FRAMES, "test_napi.py")
+BENCHED = (
+    "test_bench_configure.py",
+    "test_bottleneck.py",
+    "test_deadline.py",
+    *FRAMES,
+    "test_napi.py",
+)
 ALONE = (*BENCHED, *KMOD, *ATTACH)
 WITH_ATTACH = (*BENCHED, *ATTACH)
 # Guests that are one router: two, of one queue, and no other.

@@ -30,7 +30,7 @@ from vsrtune.daemon.guard.aside import Aside
 from vsrtune.daemon.guard.guard import StandstillGuard
 from vsrtune.daemon.guard.starved_status import write_starved
 from vsrtune.daemon.http import Metrics
-from vsrtune.daemon.load_tracker import RecentKeeper
+from vsrtune.daemon.load_tracker import BottleneckKeeper, RecentKeeper
 from vsrtune.daemon.loop import Daemon, Timing
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.daemon.systemd import Notifier
@@ -167,11 +167,11 @@ def daemon(
         # The daemon's unit keeps it out of the directories of guests' files.
         host = LiveHost(uri, notifier.ping, files=False)
         keeper = AttachKeeper(attach_ledger, journal, host, boot_id())
-        aside, recent = Aside(), RecentKeeper(LiveRoot())
+        aside, recent, limits = Aside(), RecentKeeper(LiveRoot()), BottleneckKeeper(LiveRoot())
 
         def publish(state: DaemonState) -> None:
             aside.step(state.snapshot)
-            served.update(state if metrics is None else recent.update(state))
+            served.update(state if metrics is None else limits.update(recent.update(state)))
 
         running = Daemon(
             reconciler,

@@ -26,7 +26,7 @@ from vsrtune.views.top_frame import CpuRow, DropRow, Frame
 WIDE = 150
 
 # First heads that name the table.
-_FIRST = {"Pending": "pending for", "Drift": "drift of"}
+_FIRST = {"Pending": "pending for", "Drift": "drift of", "Bottlenecks": "limit of"}
 # Nouns of the rows of tables that need not be there.
 _NOUNS = {"Pending": "changes", "Drift": "settings", "Notes": "notes"}
 _GAP = 1
@@ -100,7 +100,10 @@ def view(frame: Frame, width: int, height: int) -> Layout:
     order = _cpu_order(frame)
     others = [
         ScreenTable(top_tables.cpu_table(frame), 4, "CPUs", frame.cpus, _CPU_STYLES, order),
-        *(ScreenTable(t, 2, "guests") for t in filled(top_tables.rate_table(frame))),
+        *(
+            ScreenTable(t, 2, "guests")
+            for t in filled(top_tables.rate_table(frame), top_tables.bottleneck_table(frame))
+        ),
         ScreenTable(top_tables.drop_table(frame), 3, "places", frame.drops, _DROP_STYLES),
         *(ScreenTable(t, 2, _NOUNS[t.title]) for t in top_tables.setting_tables(frame)),
     ]

@@ -14,19 +14,32 @@ from vsrtune.host.cpus import parse_cpu_times
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.netdev import guest_frames, parse_net_dev
 from vsrtune.model.daemon_state import DaemonState, Recent
-from vsrtune.model.load import CpuTimes, GuestFrames, counted_devices, moves, shared_devices
+from vsrtune.model.guest import ThreadKey
+from vsrtune.model.load import (
+    Bottleneck,
+    CpuTimes,
+    GuestFrames,
+    HostSample,
+    counted_devices,
+    moves,
+    shared_devices,
+)
 from vsrtune.model.plan import Action
 from vsrtune.model.snapshot import Snapshot
+from vsrtune.observe import samples
 from vsrtune.observe.load import LoadMeter
 from vsrtune.observe.one_pass import FEW
 from vsrtune.policy.model import Policy
 from vsrtune.views import page_data
+from vsrtune.views.top_frame import make_frame
 
 # Minimum time between two placements of all guests by load on a host with many, seconds.
 WHOLE = 30.0
 # Samples for the status page: this many intervals, each of so many seconds at least. That is five
 # minutes with passes every 10 s.
 INTERVALS, SPACING = 30, 9.0
+# Guests whose path one sample measures: about ten files each.
+BATCH = 100
 
 
 class LoadKeeper:
@@ -74,6 +87,48 @@ class LoadKeeper:
                 LOGGER.warning("%s", error)
             self._said = str(error)
         return state
+
+
+class BottleneckKeeper:
+    """Names the bottlenecks of all guests. A sample is of BATCH guests at most, in turn, and thus
+    costs the same on every larger host."""
+
+    def __init__(self, root: HostRoot, clock: Callable[[], float] = time.monotonic) -> None:
+        self._root = root
+        self._clock = clock
+        self._at: float | None = None
+        self._turn = 0
+        self._before: dict[int, HostSample] = {}
+        self._found: dict[str, Bottleneck] = {}
+        self._waited: dict[ThreadKey, float] = {}
+
+    def update(self, state: DaemonState) -> DaemonState:
+        """``state`` with the latest bottleneck of each guest, and the times that its threads have
+        waited; new ones if it is time."""
+        now = self._clock()
+        if state.snapshot is not None and (self._at is None or now - self._at >= SPACING):
+            self._at = now
+            self._sample(state.snapshot)
+        recent = replace(state.recent, bottlenecks=self._found, waited=self._waited)
+        return replace(state, recent=recent)
+
+    def _sample(self, snapshot: Snapshot) -> None:
+        guests = snapshot.guests
+        if self._turn * BATCH >= len(guests):
+            self._turn = 0
+        part = guests[self._turn * BATCH :][:BATCH]
+        sample = samples.take(
+            self._root, replace(snapshot, guests=part), lambda: int(self._clock() * 1e9)
+        )
+        frame = make_frame(self._before.get(self._turn, sample), sample)
+        self._before[self._turn] = sample
+        self._turn += 1
+        others = {g.ref for g in guests} - {g.ref for g in part}
+        kept = {ref: one for ref, one in self._found.items() if ref in others}
+        self._found = kept | {one.guest: one for one in frame.bottlenecks}
+        alive = {t.key for g in guests for t in g.threads}
+        waited = self._waited | {k: r.wait_ns / 1e9 for k, r in sample.threads.items()}
+        self._waited = {key: seconds for key, seconds in waited.items() if key in alive}
 
 
 class RecentKeeper:

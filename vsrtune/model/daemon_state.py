@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import ThreadKey
-from vsrtune.model.load import CpuShares, FrameRates
+from vsrtune.model.load import Bottleneck, CpuShares, FrameRates
 from vsrtune.model.plan import Action, Drift, Plan, Refusal, Skipped
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.stepdown import Step
@@ -135,11 +135,14 @@ class Totals:
 class Recent:
     """What the daemon has sampled of late. ``seconds`` are the lengths of the intervals between
     samples, the newest last, and ``rates`` those of guests in each of them, None where a rate is
-    not known. ``cpus`` has the shares of the last interval."""
+    not known. ``cpus`` has the shares of the last interval. ``bottlenecks`` are by guest,
+    ``waited`` is the time that threads have stood in run queues, in seconds."""
 
     seconds: tuple[float, ...] = ()
     rates: Mapping[str, tuple[FrameRates | None, ...]] = field(default_factory=dict)
     cpus: Mapping[int, CpuShares] = field(default_factory=dict)
+    bottlenecks: Mapping[str, Bottleneck] = field(default_factory=dict)
+    waited: Mapping[ThreadKey, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

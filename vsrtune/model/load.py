@@ -13,6 +13,7 @@ seconds, nobody knows what it would do with a CPU.
 
 from __future__ import annotations
 
+import enum
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -213,3 +214,28 @@ class HostSample:
     drops: Mapping[DropPlace, int] = field(default_factory=dict)
     interrupts: Mapping[int, int] = field(default_factory=dict)
     frames: Mapping[str, GuestFrames] = field(default_factory=dict)
+
+
+class Stage(enum.StrEnum):
+    """A stage of the path, in the order in which frames pass them."""
+
+    INTERRUPTS = "interrupts"
+    RING = "tap ring"
+    RECEIVE = "vhost receive"
+    VCPU = "vcpu"
+    TRANSMIT = "vhost transmit"
+    OUTSIDE = "outside"
+
+
+@dataclass(frozen=True, slots=True)
+class Bottleneck:
+    """The ``stage`` that limits ``guest``. ``where`` is the thread, CPU or device, ``why`` what was
+    measured, ``help`` what would raise the limit. ``sure`` is False when the loss is small, the
+    thread has some time left, or nothing is lost yet."""
+
+    guest: str
+    stage: Stage
+    where: str
+    why: str
+    help: str
+    sure: bool

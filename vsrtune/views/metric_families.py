@@ -113,6 +113,13 @@ def _drifts(scrape: Scrape) -> Value:
     return dict(sorted(found.items()))
 
 
+def _bottlenecks(scrape: Scrape) -> Value:
+    return {
+        (utf8(b.guest), b.stage.value, utf8(b.where), "yes" if b.sure else "no"): 1
+        for b in scrape.state.recent.bottlenecks.values()
+    }
+
+
 def _starved(scrape: Scrape) -> Value:
     found = Counter((str(s.cpu), utf8(s.guest)) for s in scrape.state.starved)
     return dict(sorted(found.items()))
@@ -143,6 +150,11 @@ FAMILIES: tuple[Family[Any], ...] = (
         "vsrtune_thread_cpu_seconds_total", "counter", "seconds", THREAD,
         "CPU time the thread has used.",
         lambda t: t.thread.cpu_ns / 1e9,
+    ),
+    Family(
+        "vsrtune_thread_wait_seconds_total", "counter", "seconds", THREAD,
+        "Time the thread has waited for a CPU in a run queue.",
+        lambda t: t.waited,
     ),
     Family(
         "vsrtune_thread_scheduling_priority", "gauge", "", THREAD,
@@ -330,6 +342,11 @@ FAMILIES: tuple[Family[Any], ...] = (
         "Settings of the guest that can only be made later: when their thread has run, or "
         "libvirt is done with it.",
         lambda g: g.pending,
+    ),
+    Family(
+        "vsrtune_guest_bottleneck", "gauge", "", DAEMON,
+        "1 for the stage that limits what the guest forwards, and whether that is sure.",
+        _bottlenecks, ("domain", "stage", "where", "sure"),
     ),
     Family(
         "vsrtune_guest_step_level", "gauge", "", GUEST,

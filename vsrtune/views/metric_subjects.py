@@ -76,11 +76,13 @@ def utf8(text: str) -> str:
 @dataclass(frozen=True, slots=True)
 class GuestThread:
     """A thread on its ``host``. ``used`` is the share of its DEADLINE budget that it used since
-    the previous pass, None without a budget."""
+    the previous pass, None without a budget. ``waited`` is the time that it has stood in run
+    queues, in seconds, None when it was not measured."""
 
     thread: Thread
     host: Host
     used: float | None
+    waited: float | None
 
 
 def _lasting(thread: Thread) -> bool:
@@ -123,10 +125,11 @@ def _tasks(scrape: Scrape) -> Iterator[tuple[Labels, GuestThread]]:
 def _every_thread(scrape: Scrape) -> Iterator[tuple[Guest, GuestThread]]:
     if scrape.state.snapshot is None:
         return
-    host = scrape.state.snapshot.host
+    host, recent = scrape.state.snapshot.host, scrape.state.recent
     for guest in scrape.guests:
         for thread in guest.threads:
-            yield guest, GuestThread(thread, host, scrape.budgets.get(thread.key))
+            used, waited = scrape.budgets.get(thread.key), recent.waited.get(thread.key)
+            yield guest, GuestThread(thread, host, used, waited)
 
 
 # -- interfaces and the devices below them

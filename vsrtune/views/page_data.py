@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 from vsrtune import __version__
+from vsrtune.core.codec import encode
 from vsrtune.core.text import printable
 from vsrtune.model.daemon_state import DaemonState, GuestState, PlanState, Recent, Unmade
 from vsrtune.model.guest import REALTIME, Guest, Interface, Role, SchedClass, Thread
@@ -240,6 +241,7 @@ def _guest(
 ) -> Data:
     steps = () if told.step is None else (str(told.step),)
     rates = recent.rates.get(guest.ref, ())
+    limit = recent.bottlenecks.get(guest.ref)
     return {
         "name": guest.ref,
         "source": guest.source,
@@ -251,6 +253,7 @@ def _guest(
         "pending": told.pending,
         "forwarded": [None if r is None else r.forwarded for r in rates],
         "dropped": [None if r is None else r.dropped for r in rates],
+        "bottleneck": None if limit is None else encode(limit),
         **_cut("threads", thread_views(guest, host, use), THREADS, _thread),
         **_cut("interfaces", guest.interfaces, INTERFACES, _interface),
         "problems": [*steps, *guest.problems][:ROWS],

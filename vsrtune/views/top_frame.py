@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import DATA_PLANE, Guest, Sched, ThreadKey
 from vsrtune.model.host import Nic
-from vsrtune.model.load import FrameRates, GuestFrames, HostSample, shared_devices
+from vsrtune.model.load import Bottleneck, FrameRates, GuestFrames, HostSample, shared_devices
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import HOST_REF
 from vsrtune.plan.interrupt_cpus import lower_nics, queue_irqs
+from vsrtune.views.bottleneck import CpuLoad, Flow, bottleneck, is_ring
 from vsrtune.views.host_view import ThreadView, Use, interrupts, thread_views, use_between
 from vsrtune.views.tables import NOTHING, change_row, drift_row
 
@@ -71,7 +72,7 @@ class Frame:
     ``threads`` have the same order. ``rates`` are by guest, where counters tell them. ``drops``
     begins with the fastest. ``pending`` (change_row() of what the policies ask for and is not made
     yet, or is refused) and ``drift`` (drift_row()) are filled in when ``planned``. ``notes`` say
-    what could not be read."""
+    what could not be read. ``bottlenecks`` are of the guests whose devices count what they get."""
 
     seconds: float
     kernel: str
@@ -84,6 +85,7 @@ class Frame:
     drift: tuple[Mapping[str, str], ...] = ()
     notes: tuple[str, ...] = ()
     rates: Mapping[str, FrameRates] = field(default_factory=dict)
+    bottlenecks: tuple[Bottleneck, ...] = ()
 
 
 def make_frame(
@@ -101,11 +103,12 @@ def make_frame(
     rows = {g.ref: _threads(interval, g, serving) for g in snapshot.guests}
     order = sorted(rows, key=lambda ref: (-_load_of(rows[ref]), ref))
     shown = [ref for ref in order if not only or ref in only]
+    cpus = tuple(_cpus(interval, rows, serving))
     return Frame(
         seconds=interval.seconds,
         kernel=snapshot.host.kernel,
         guests=tuple(shown),
-        cpus=tuple(_cpus(interval, rows, serving)),
+        cpus=cpus,
         threads=tuple(row for ref in shown for row in rows[ref]),
         drops=tuple(_drops(interval, only)),
         planned=plan is not None,
@@ -113,6 +116,7 @@ def make_frame(
         drift=() if plan is None else _wanted(map(drift_row, plan.drift), only),
         notes=(*notes, *(f"{p.reader}: {p.what}" for p in snapshot.problems)),
         rates=dict(_rates(interval, shown)),
+        bottlenecks=tuple(_bottlenecks(interval, rows, cpus, serving, shown)),
     )
 
 
@@ -259,6 +263,78 @@ def _rates(interval: _Interval, refs: Collection[str]) -> Iterable[tuple[str, Fr
             rates = after.since(before, interval.seconds)
             if rates is not None:
                 yield guest.ref, rates
+
+
+def _bottlenecks(
+    interval: _Interval,
+    rows: Mapping[str, Sequence[ThreadView]],
+    cpus: Iterable[CpuRow],
+    serving: Mapping[int, Collection[str]],
+    refs: Collection[str],
+) -> Iterable[Bottleneck]:
+    """The bottleneck of each guest whose devices count what it alone gets."""
+    if not interval.seconds:
+        return
+    loads = {row.cpu: _cpu_load(row) for row in cpus}
+    drops = [d for d in _drops(interval, frozenset()) if d.rate]
+    snapshot = interval.after.snapshot
+    shared = shared_devices(snapshot.guests)
+    for guest in snapshot.guests:
+        own = {i.target for i in guest.interfaces if i.ifindex not in shared}
+        rates = {name: found for name in own if (found := _flowed(interval, name)) is not None}
+        if guest.ref not in refs or len(rates) != len(guest.interfaces) or not rates:
+            continue
+        below = {name for i in guest.interfaces for name in i.lower}
+        missed: dict[int, float] = {}
+        for cpu, names in serving.items():
+            places = {(f"CPU {cpu}", "backlog"), *((n, "rx_missed_errors") for n in names)}
+            lost = sum(d.rate or 0.0 for d in drops if (d.where, d.place) in places)
+            if lost and below.intersection(names):
+                missed[cpu] = lost
+        full = [d for d in drops if d.guest == guest.ref and is_ring(d.place)]
+        unsent = [d for d in drops if d.where in below and d.place == "tx_dropped"]
+        yield bottleneck(
+            guest,
+            Flow(
+                threads=rows[guest.ref],
+                arrived={name: rate[0] for name, rate in rates.items()},
+                sent={name: rate[1] for name, rate in rates.items()},
+                lost=_by_device(full),
+                missed=missed,
+                unsent=_by_device(unsent),
+                cpus=loads,
+            ),
+        )
+
+
+def _flowed(interval: _Interval, device: str) -> tuple[float, float] | None:
+    """Frames a second that arrived for a guest and were sent by it, by one device."""
+    before, after = interval.before.frames.get(device), interval.after.frames.get(device)
+    if before is None or after is None:
+        return None
+    rates = interval.rate(before.arrived, after.arrived), interval.rate(before.sent, after.sent)
+    return rates[0] or 0.0, rates[1] or 0.0
+
+
+def _by_device(drops: Iterable[DropRow]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for drop in drops:
+        found[drop.where] = found.get(drop.where, 0.0) + (drop.rate or 0.0)
+    return found
+
+
+def _cpu_load(row: CpuRow) -> CpuLoad:
+    """What else than guests and SoftIRQs keeps the CPU busy shows as ``other processes``."""
+    busy, softirq = row.busy or 0.0, row.softirq or 0.0
+    named = [
+        (f"{r.guests[0]} {r.label}" if r.kind == "thread" else r.label, r.load)
+        for r in row.residents
+        if r.load
+    ]
+    rest = busy - softirq - sum(load for _, load in named)
+    if rest >= WORTH_TELLING:
+        named.append(("other processes", round(rest, 4)))
+    return CpuLoad(busy, softirq, tuple(sorted(named, key=lambda one: -one[1])))
 
 
 def _drops(interval: _Interval, only: frozenset[str]) -> list[DropRow]:

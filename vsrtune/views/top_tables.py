@@ -31,7 +31,8 @@ def tables(frame: Frame) -> list[Table]:
     """All tables of a frame: headline, CPUs, threads, rates, drops, then pending changes, drift
     and notes, if any."""
     first = [Table(headline(frame), ()), cpu_table(frame), thread_table(frame)]
-    return [*first, *filled(rate_table(frame)), drop_table(frame), *setting_tables(frame)]
+    flow = filled(rate_table(frame), bottleneck_table(frame))
+    return [*first, *flow, drop_table(frame), *setting_tables(frame)]
 
 
 def cpu_table(frame: Frame) -> Table:
@@ -61,6 +62,21 @@ def rate_table(frame: Frame) -> Table:
         for rates in (frame.rates.get(guest),)
     ]
     return Table.of("Frames", rows, right=("forwarded/s", "dropped/s"))
+
+
+def bottleneck_table(frame: Frame) -> Table:
+    """The stage that limits each guest, and what would help."""
+    rows = [
+        {
+            "guest": one.guest,
+            "limited by": f"{one.where or one.stage}" + ("" if one.sure else "?"),
+            "stage": one.stage.value,
+            "because": one.why,
+            "what helps": one.help,
+        }
+        for one in frame.bottlenecks
+    ]
+    return Table.of("Bottlenecks", rows, text=("because", "what helps"), spare=("stage",))
 
 
 def drop_table(frame: Frame) -> Table:
