@@ -31,9 +31,9 @@ from treeops import TreeOps
 
 from vsrtune.cli.daemon import GC_THRESHOLD
 from vsrtune.daemon.http import exposition
-from vsrtune.daemon.journald import LOGGER
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.daemon.scope import FULL, UNANNOUNCED, Scope
+from vsrtune.daemon.systemd import LOGGER
 from vsrtune.execute.journal import Journal
 from vsrtune.observe.observer import LONG_ROUND, ROUND, Observer
 from vsrtune.observe.one_pass import FEW

@@ -21,14 +21,12 @@ from vsrtune.cli.options import (
     uri_option,
 )
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.daemon import http, journald
+from vsrtune.daemon import http, systemd
 from vsrtune.daemon.attachments import AttachKeeper
 from vsrtune.daemon.events import libvirt
 from vsrtune.daemon.events.kernel import LinkEvents, Patrol
 from vsrtune.daemon.events.policy_files import PolicyWatch
-from vsrtune.daemon.guard.aside import Aside
-from vsrtune.daemon.guard.guard import StandstillGuard
-from vsrtune.daemon.guard.starved_status import write_starved
+from vsrtune.daemon.guard import Aside, StandstillGuard, write_starved
 from vsrtune.daemon.http import Metrics
 from vsrtune.daemon.load_tracker import BottleneckKeeper, RecentKeeper
 from vsrtune.daemon.loop import Daemon, Timing
@@ -134,10 +132,10 @@ def daemon(
     changed), 75 handed over to the next daemon (SIGUSR2; the guests stay tuned).
     """
     policies = load_dirs(policy_dirs)  # before anything else: a wrong policy changes nothing
-    journald.setup(verbose)
+    systemd.setup(verbose)
     gc.set_threshold(*GC_THRESHOLD)
     if not policies:
-        journald.LOGGER.warning("%s", no_policies(policy_dirs))
+        systemd.LOGGER.warning("%s", no_policies(policy_dirs))
 
     notifier = Notifier()
     with Journal.open(journal, boot_id()) as opened:
@@ -147,7 +145,7 @@ def daemon(
                 http.serve(served, *metrics)
             except VsrtuneError as error:
                 # Tuning matters more than monitoring.
-                journald.LOGGER.error("%s", error)
+                systemd.LOGGER.error("%s", error)
         libvirt.register()
 
         def wanted() -> QemuFilter:

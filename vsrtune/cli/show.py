@@ -29,7 +29,7 @@ from vsrtune.cli.render import print_json, say
 from vsrtune.cli.top_source import current_plan
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
-from vsrtune.daemon.guard.starved_status import read_starved
+from vsrtune.daemon.guard import read_starved
 from vsrtune.daemon.pass_result import guest_states
 from vsrtune.execute.journal import last_change
 from vsrtune.execute.jsonl_log import holder

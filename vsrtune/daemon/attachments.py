@@ -22,7 +22,7 @@ from vsrtune.attach.survey import survey
 from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.retry import SaidOnce
-from vsrtune.daemon.journald import LOGGER, fields
+from vsrtune.daemon.systemd import LOGGER, fields
 from vsrtune.execute.jsonl_log import LockedError
 from vsrtune.execute.ledger import read_pending
 from vsrtune.policy.model import Policy

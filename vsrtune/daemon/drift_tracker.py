@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 from vsrtune.core.retry import Pause
-from vsrtune.daemon.journald import LOGGER, fields
+from vsrtune.daemon.systemd import LOGGER, fields
 from vsrtune.model.plan import Action, Drift, DriftRule, Plan
 from vsrtune.model.snapshot import SnapshotSlice
 from vsrtune.model.targets import EmulatorPin, Target, Value, VcpuPin

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.daemon.journald import LOGGER
+from vsrtune.daemon.systemd import LOGGER
 from vsrtune.host.cpus import parse_cpu_times
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.netdev import guest_frames, parse_net_dev

@@ -20,10 +20,9 @@ from types import FrameType
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.daemon.attachments import AttachKeeper
-from vsrtune.daemon.journald import LOGGER, fields
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.daemon.scope import FULL, NOTHING, UNANNOUNCED, Scope
-from vsrtune.daemon.systemd import Notifier
+from vsrtune.daemon.systemd import LOGGER, Notifier, fields
 from vsrtune.model.daemon_state import DaemonState, Starved
 from vsrtune.model.stepdown import StepLevel
 from vsrtune.policy.matching import PLAIN_QEMU

@@ -15,11 +15,10 @@ from dataclasses import replace
 from vsrtune.core.errors import VanishedError, VsrtuneError
 from vsrtune.core.retry import Backoff, SaidOnce
 from vsrtune.daemon.drift_tracker import DriftWatch, waiting
-from vsrtune.daemon.journald import LOGGER, fields
 from vsrtune.daemon.load_tracker import LoadKeeper
-from vsrtune.daemon.pass_log import ResultLog, log_plan
-from vsrtune.daemon.pass_result import guest_states, merged, unmade
+from vsrtune.daemon.pass_result import ResultLog, guest_states, log_plan, merged, unmade
 from vsrtune.daemon.scope import FULL, NOTHING, UNANNOUNCED, Scope
+from vsrtune.daemon.systemd import LOGGER, fields
 from vsrtune.daemon.trace_schedule import Budgets, Tracing
 from vsrtune.execute import executor
 from vsrtune.execute.executor import Result

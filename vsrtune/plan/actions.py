@@ -25,7 +25,7 @@ from vsrtune.model.targets import (
 )
 from vsrtune.plan.deadline.model import RootDomains
 from vsrtune.plan.phases import Draft, Phase, lowers
-from vsrtune.plan.placement.model import Chosen
+from vsrtune.plan.placement.costs import Chosen
 from vsrtune.plan.requirements import Context, PinRequest, Requirements, foreign_deadline, label
 from vsrtune.policy.model import SchedRule, rule_for, sched_keys
 from vsrtune.policy.yaml_reader import dotted, shown

@@ -13,8 +13,8 @@ from vsrtune.model.plan import Refusal
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import pinned_cpus
 from vsrtune.plan.interrupt_cpus import inner_links, lower_nics
+from vsrtune.plan.placement.costs import Chosen, Occupant, Seat
 from vsrtune.plan.placement.greedy import place
-from vsrtune.plan.placement.model import Chosen, Occupant, Seat
 from vsrtune.plan.requirements import Context, PinRequest, Requirements, label, staying
 from vsrtune.policy.model import AUTO, cpus_for
 

@@ -30,7 +30,7 @@ from vsrtune.plan.deadline.model import RootDomains
 from vsrtune.plan.drift import Memory, drifts, enforcing
 from vsrtune.plan.interrupt_cpus import interrupt_cpus
 from vsrtune.plan.phases import Draft
-from vsrtune.plan.placement.model import Chosen
+from vsrtune.plan.placement.costs import Chosen
 from vsrtune.plan.requirements import Context, Requirements, requirements_of
 from vsrtune.plan.safety import invariants
 from vsrtune.policy.matching import assign

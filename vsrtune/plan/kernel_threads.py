@@ -36,7 +36,7 @@ from vsrtune.model.targets import (
 )
 from vsrtune.plan.actions import want_number
 from vsrtune.plan.phases import Draft, Phase
-from vsrtune.plan.placement.model import Chosen
+from vsrtune.plan.placement.costs import Chosen
 from vsrtune.plan.requirements import Context, Requirements
 from vsrtune.policy.model import SchedRule, cpus_for, rule_for, slice_of
 

@@ -43,7 +43,7 @@ from vsrtune.plan.incremental import Whole, remember
 from vsrtune.plan.interrupt_cpus import interrupt_cpus
 from vsrtune.plan.phases import Draft, Phase
 from vsrtune.plan.placement import keep_off
-from vsrtune.plan.placement.model import Chosen
+from vsrtune.plan.placement.costs import Chosen
 from vsrtune.plan.requirements import (
     Context,
     Requirements,

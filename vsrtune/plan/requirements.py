@@ -41,7 +41,7 @@ from vsrtune.model.targets import (
 )
 from vsrtune.plan.interrupt_cpus import below, inner_links, irqs_of
 from vsrtune.plan.phases import OWN_CGROUP
-from vsrtune.plan.placement.model import Chosen, Occupant
+from vsrtune.plan.placement.costs import Chosen, Occupant
 from vsrtune.plan.safety.projection import allowed_cpus
 from vsrtune.policy.guest_budget import unfit
 from vsrtune.policy.model import (

@@ -1,4 +1,4 @@
-"""guard/aside.py: the threads of a process of its own, on the CPUs of this machine."""
+"""Aside of guard.py: the threads of a process of its own, on the CPUs of this machine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCRIPT = """
 import os, threading
 from dataclasses import replace
 import shell_samples as samples
-from vsrtune.daemon.guard.aside import Aside
+from vsrtune.daemon.guard import Aside
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import Sched, SchedClass
 

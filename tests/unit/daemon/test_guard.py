@@ -13,9 +13,7 @@ import pytest
 import shell_samples as samples
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.daemon.guard import samples as guard_samples
-from vsrtune.daemon.guard.guard import StandstillGuard
-from vsrtune.daemon.guard.samples import GuardSampler
+from vsrtune.daemon.guard import SLICE, GuardSampler, StandstillGuard
 from vsrtune.host.filesystem import LiveRoot
 from vsrtune.model.daemon_state import DaemonState, GuestState, Starved
 from vsrtune.model.guest import Guest, NicKind, Role, Sched, SchedClass, ThreadKey
@@ -278,7 +276,7 @@ def test_the_walk_takes_small_steps_and_meets_everybody() -> None:
         step = next(walk, None)
         if step is None:
             break
-        assert time.thread_time() - begin < 10 * guard_samples.SLICE
+        assert time.thread_time() - begin < 10 * SLICE
         found |= {key.tid for key in step}
         steps += 1
     assert found == {*range(10, 121, 10), 131}

@@ -1,4 +1,4 @@
-"""journald.py: structured fields reach journald, plain lines reach stderr."""
+"""systemd.py: structured fields reach journald, plain lines reach stderr."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune.daemon import journald
+from vsrtune.daemon import systemd
 
 REPO = Path(__file__).resolve().parents[3]
 
 
 @pytest.fixture(autouse=True)
 def restore_handlers():  # type: ignore[no-untyped-def]
-    before = journald.LOGGER.handlers[:], journald.LOGGER.propagate, journald.LOGGER.level
+    before = systemd.LOGGER.handlers[:], systemd.LOGGER.propagate, systemd.LOGGER.level
     yield
-    journald.LOGGER.handlers[:], journald.LOGGER.propagate, level = before
-    journald.LOGGER.setLevel(level)
+    systemd.LOGGER.handlers[:], systemd.LOGGER.propagate, level = before
+    systemd.LOGGER.setLevel(level)
 
 
 def test_outside_systemd_lines_go_to_stderr(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("JOURNAL_STREAM", raising=False)
-    journald.setup()
-    journald.LOGGER.info("hello", extra=journald.fields(guest="vr1"))
-    journald.LOGGER.debug("hidden")
+    systemd.setup()
+    systemd.LOGGER.info("hello", extra=systemd.fields(guest="vr1"))
+    systemd.LOGGER.debug("hidden")
     assert capsys.readouterr().err == "vsrtune: INFO: hello\n"
 
 
@@ -38,7 +38,7 @@ FORGED = "vr1\nvsrtune: ERROR: vr2: forged\r\x1b[2J\u2028\u202e\udcff"
 
 def lines_of(emit: str) -> list[str]:
     """What a process writes to standard error that is not the journal's stream."""
-    code = f"from vsrtune.daemon import journald as log; log.setup(); name = {FORGED!r}\n{emit}"
+    code = f"from vsrtune.daemon import systemd as log; log.setup(); name = {FORGED!r}\n{emit}"
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, cwd=REPO, check=True, timeout=60
     )
@@ -74,7 +74,7 @@ def entry_of(log: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> dict[s
     stream = os.fstat(sys.stderr.fileno())
     monkeypatch.setenv("JOURNAL_STREAM", f"{stream.st_dev}:{stream.st_ino}")
     monkeypatch.setattr("systemd.journal.sendv", sendv)
-    journald.setup()
+    systemd.setup()
     log()
     (entry,) = entries
     return entry
@@ -84,8 +84,8 @@ def test_fields_become_journal_fields(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     entry = entry_of(
-        lambda: journald.LOGGER.warning(
-            "%s changed", "vr 1.ü", extra=journald.fields(guest="vr 1.ü", error=None)
+        lambda: systemd.LOGGER.warning(
+            "%s changed", "vr 1.ü", extra=systemd.fields(guest="vr 1.ü", error=None)
         ),
         monkeypatch,
     )
@@ -102,8 +102,8 @@ def test_without_the_binding_systemd_reads_standard_error(
     stream = os.fstat(sys.stderr.fileno())
     monkeypatch.setenv("JOURNAL_STREAM", f"{stream.st_dev}:{stream.st_ino}")
     monkeypatch.setitem(sys.modules, "systemd.journal", None)
-    journald.setup()
-    journald.LOGGER.warning("changed")
+    systemd.setup()
+    systemd.LOGGER.warning("changed")
     assert capfd.readouterr().err == "vsrtune: WARNING: changed\n"
 
 
@@ -114,7 +114,7 @@ def test_nor_in_the_journal(
         try:
             raise ValueError(FORGED)
         except ValueError:
-            journald.LOGGER.exception("%s", FORGED, extra=journald.fields(guest=FORGED))
+            systemd.LOGGER.exception("%s", FORGED, extra=systemd.fields(guest=FORGED))
 
     entry = entry_of(fail, monkeypatch)
     first, *others = entry["MESSAGE"].split("\n")

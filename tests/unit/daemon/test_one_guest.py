@@ -23,9 +23,9 @@ from hostroot import TreeRoot, TreeVirt
 from synthetic import CPUS, Names, Synthetic
 from treeops import TreeOps
 
-from vsrtune.daemon.journald import LOGGER
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.daemon.scope import Scope
+from vsrtune.daemon.systemd import LOGGER
 from vsrtune.execute.journal import Journal
 from vsrtune.model.guest import Role
 from vsrtune.observe.observer import Observer

@@ -15,7 +15,7 @@ from test_daemon import Clock, Running, policies, thread
 
 from vsrtune.core.errors import Lasting, WriteError
 from vsrtune.daemon import http
-from vsrtune.daemon.guard.starved_status import read_starved, write_starved
+from vsrtune.daemon.guard import read_starved, write_starved
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.execute.journal import Journal, read_fold
 from vsrtune.model.daemon_state import Starved

@@ -16,9 +16,8 @@ from vsrtune.model.deadline import UNIT
 from vsrtune.model.guest import Role, ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.load import WINDOWS, merged
-from vsrtune.plan.placement.costs import Board
+from vsrtune.plan.placement.costs import Board, Chosen, Occupant, Seat
 from vsrtune.plan.placement.greedy import FEE, MOVES, place
-from vsrtune.plan.placement.model import Chosen, Occupant, Seat
 
 NONE = CpuSet()
 BOUNDED = settings(

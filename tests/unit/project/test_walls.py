@@ -47,7 +47,7 @@ def tree(module: str) -> ast.Module:
 
 
 def package(module: str) -> str:
-    """``plan`` of ``plan/deadline/admission.py``; "" of what stands at the top."""
+    """``plan`` of ``plan/deadline/partitions.py``; "" of what stands at the top."""
     return module.partition("/")[0] if "/" in module else ""
 
 

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 
 from vsrtune.daemon.events.libvirt import Dirty
 from vsrtune.daemon.events.thread import Background
-from vsrtune.daemon.journald import LOGGER
 from vsrtune.daemon.scope import FULL, NOTHING, Scope
+from vsrtune.daemon.systemd import LOGGER
 from vsrtune.host import netlink
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.netlink import LinkMonitor

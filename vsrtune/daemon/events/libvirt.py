@@ -15,7 +15,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from vsrtune.daemon.events.thread import Background
-from vsrtune.daemon.journald import LOGGER
+from vsrtune.daemon.systemd import LOGGER
 from vsrtune.host.libvirt import library
 
 # Seconds between attempts to reach a libvirt daemon that is away.

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from vsrtune.daemon.events.thread import Background
-from vsrtune.daemon.journald import LOGGER
+from vsrtune.daemon.systemd import LOGGER
 from vsrtune.observe.config_files import SUFFIXES
 
 CLOSE_WRITE, MOVED_FROM, MOVED_TO, CREATE, DELETE = 0x8, 0x40, 0x80, 0x100, 0x200

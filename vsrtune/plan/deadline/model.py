@@ -11,7 +11,7 @@ from vsrtune.model.guest import Role, Thread, ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.plan import Refusal
 from vsrtune.model.root_domains import within
-from vsrtune.plan.placement.model import Chosen
+from vsrtune.plan.placement.costs import Chosen
 from vsrtune.plan.requirements import PinRequest, Requirements, label
 from vsrtune.policy.model import sched_keys
 

@@ -26,8 +26,7 @@ from vsrtune.model.deadline import percent
 from vsrtune.model.guest import ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.load import WINDOWS, mean
-from vsrtune.plan.placement.costs import CLASH, UNKNOWN, Board, demand
-from vsrtune.plan.placement.model import Chosen, Occupant, Seat
+from vsrtune.plan.placement.costs import CLASH, UNKNOWN, Board, Chosen, Occupant, Seat, demand
 
 MOVES = 4
 FEE = 0.05

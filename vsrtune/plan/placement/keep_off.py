@@ -20,7 +20,7 @@ from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import CpusetFile, CpusetList
 from vsrtune.plan.deadline.partitions import CPUS
 from vsrtune.plan.phases import Draft, Phase
-from vsrtune.plan.placement.model import Chosen
+from vsrtune.plan.placement.costs import Chosen
 from vsrtune.plan.requirements import EMULATOR_CGROUP, Context, Requirements, label, main_thread
 from vsrtune.policy.matching import policies_of
 from vsrtune.policy.model import Policy

@@ -13,26 +13,207 @@ the first interval in which a CPU is busy.
 
 On CPUs where guests have real-time threads it also samples threads of others, but only while
 such a CPU has not been idle since the last check: a thread that waits for a CPU that has been
-idle does not starve.
+idle does not starve. A file tells other processes (`vsrtune show`) of the starving ones.
+
+The daemon's own threads keep off the CPUs where guests have real-time threads (``Aside``). An
+ordinary thread that wakes up there waits until the kernel balances, which takes seconds, and the
+daemon is the one that can help.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from pathlib import Path
 
+from vsrtune.core.codec import decode, encode
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.untrusted import json_value
 from vsrtune.daemon.events.thread import Background
-from vsrtune.daemon.guard.aside import real_time_cpus
-from vsrtune.daemon.guard.samples import GuardSampler
-from vsrtune.daemon.journald import LOGGER, fields
-from vsrtune.host.filesystem import HostRoot
-from vsrtune.host.procfs import CLOCK_TICKS
+from vsrtune.daemon.systemd import LOGGER, fields
+from vsrtune.host.cpus import parse_cpu_times
+from vsrtune.host.filesystem import HostRoot, LiveRoot
+from vsrtune.host.netdev import DeviceFrames, guest_frames, parse_net_dev
+from vsrtune.host.procfs import CLOCK_TICKS, Stat, parse_stat
+from vsrtune.host.state_files import read_file, replace_volatile
 from vsrtune.model.daemon_state import DaemonState, Starved
-from vsrtune.model.guest import Guest, ThreadKey
+from vsrtune.model.guest import REALTIME, Guest, Role, ThreadKey
 from vsrtune.model.load import shared_devices
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.stepdown import StepLevel
-from vsrtune.plan.safety.starvation import STARVED, Rule, Subject, Waiting, subject
+from vsrtune.plan.safety.starvation import (
+    STARVED,
+    Rule,
+    Sight,
+    Subject,
+    ThreadSample,
+    Waiting,
+    subject,
+    vital,
+)
+
+STARVED_PATH = Path("/run/vsrtune/starved.json")
+
+
+def write_starved(starved: tuple[Starved, ...], path: Path = STARVED_PATH) -> None:
+    """Replace the file, or remove it when nothing starves. Raises OSError."""
+    if not starved:
+        path.unlink(missing_ok=True)
+        return
+    pid = os.getpid()
+    data = {"pid": pid, "start_time": _start_time(pid), "told": encode(starved)}
+    replace_volatile(path, json.dumps(data, ensure_ascii=False).encode(), 0o644)
+
+
+def read_starved(path: Path = STARVED_PATH) -> tuple[Starved, ...]:
+    """The starving threads as the running daemon reports them; empty when none runs, or the file
+    is damaged or not for this user."""
+    try:
+        data = json_value(read_file(path).decode("utf-8", "replace"))
+        if data["start_time"] != _start_time(int(data["pid"])):
+            return ()
+        return decode(tuple[Starved, ...], data["told"])
+    except (OSError, ValueError, LookupError, TypeError, VsrtuneError):
+        return ()
+
+
+def _start_time(pid: int) -> int:
+    return parse_stat(LiveRoot().read(f"/proc/{pid}/stat")).start_time
+
+
+def real_time_cpus(guests: Iterable[Guest]) -> CpuSet:
+    """The CPUs on which real-time threads of guests may run."""
+    return CpuSet.union(
+        t.affinity for guest in guests for t in guest.threads if t.sched.cls in REALTIME
+    )
+
+
+class Aside:
+    """Moves all threads of this process. If no CPU would be left, they may run on all CPUs that
+    this process had at the start."""
+
+    def __init__(self) -> None:
+        self._allowed = CpuSet(os.sched_getaffinity(0))
+        self._now = self._allowed
+
+    def step(self, snapshot: Snapshot | None) -> None:
+        """Leave the CPUs to the real-time threads of a snapshot's guests."""
+        busy = real_time_cpus(snapshot.guests) if snapshot is not None else CpuSet()
+        cpus = self._allowed - busy or self._allowed
+        if cpus == self._now:
+            return
+        self._now = cpus
+        for tid in os.listdir("/proc/self/task"):
+            try:
+                os.sched_setaffinity(int(tid), set(cpus))
+            except OSError:
+                continue  # the thread is gone, or these CPUs are offline: then any will do
+
+
+# Duration of one step of the walk through all threads, seconds.
+SLICE = 0.004
+
+
+class GuardSampler:
+    """Reads below ``root``. Answers omit whatever is gone."""
+
+    def __init__(self, root: HostRoot) -> None:
+        self._root = root
+
+    def sights(
+        self, subjects: Collection[Subject], busy: frozenset[int] | None = None
+    ) -> list[Sight]:
+        """All subjects as they are now. With ``busy``, the threads of those only that may run on
+        one of these CPUs."""
+        devices = self._devices() if any(s.devices for s in subjects) else {}
+        return [
+            Sight(
+                s,
+                {} if busy is not None and s.cpus and s.cpus.isdisjoint(busy) else self._threads(s),
+                guest_frames(s.devices, devices),
+            )
+            for s in subjects
+        ]
+
+    def thread(self, key: ThreadKey, always: bool = True) -> ThreadSample | None:
+        """One thread; None when it is gone. With ``always`` false the run time is read only
+        while the thread is runnable."""
+        where = f"/proc/{key.pid}/task/{key.tid}"
+        try:
+            stat = parse_stat(self._root.read(f"{where}/stat"))
+            if stat.start_time != key.start_time:
+                return None
+            return self._sample(where, stat, always)
+        except (OSError, ValueError, IndexError):
+            return None
+
+    def idle(self) -> dict[int, int]:
+        """Ticks by CPU in which it had nothing to run. Raises OSError."""
+        times = parse_cpu_times(self._root.read("/proc/stat"))
+        return {cpu: of.idle for cpu, of in times.items()}
+
+    def _sample(self, where: str, stat: Stat, always: bool) -> ThreadSample:
+        ran = waited = None
+        if always or stat.state == "R":
+            ran, waited = map(int, self._root.read(f"{where}/schedstat").split()[:2])
+        return ThreadSample(stat.state, stat.processor, stat.cpu_ticks, ran, waited)
+
+    def _threads(self, subject: Subject) -> dict[ThreadKey, ThreadSample]:
+        found = {}
+        for thread in subject.threads:
+            sample = self.thread(thread.key, thread.role is Role.VHOST)
+            if sample is not None:
+                found[thread.key] = sample
+        return found
+
+    def _devices(self) -> dict[str, DeviceFrames]:
+        try:
+            return parse_net_dev(self._root.read("/proc/net/dev"))
+        except (OSError, ValueError, IndexError):
+            return {}
+
+    # -- threads of others
+
+    def walk(self, cpus: Collection[int]) -> Iterator[dict[ThreadKey, tuple[str, bool]]]:
+        """Yield runnable threads that last ran on ``cpus``, with their names and whether they
+        are vital, in steps of about SLICE seconds (listing /proc is one step). Kernel threads
+        of the boot come first. Ends after all threads."""
+        try:
+            pids = sorted(int(name) for name, _ in self._root.processes())
+        except OSError:
+            return
+        yield {}
+        found: dict[ThreadKey, tuple[str, bool]] = {}
+        end = time.monotonic() + SLICE
+        for pid in pids:
+            for key, name, important in self._runnable(pid, cpus):
+                found[key] = name, important
+            if time.monotonic() >= end:
+                yield found
+                found, end = {}, time.monotonic() + SLICE
+        yield found
+
+    def _runnable(self, pid: int, cpus: Collection[int]) -> Iterator[tuple[ThreadKey, str, bool]]:
+        try:
+            stat = parse_stat(self._root.read(f"/proc/{pid}/stat"))
+            tids = [str(pid)]
+            if stat.threads > 1:
+                tids = self._root.listdir(f"/proc/{pid}/task")
+        except (OSError, ValueError, IndexError):
+            return
+        for tid in tids:
+            try:
+                if stat.threads > 1:
+                    stat = parse_stat(self._root.read(f"/proc/{pid}/task/{tid}/stat"))
+            except (OSError, ValueError, IndexError):
+                continue
+            if stat.state == "R" and stat.processor in cpus:
+                important = vital(stat.comm, stat.kthread)
+                yield ThreadKey(pid, int(tid), stat.start_time), stat.comm, important
+
 
 EVERY = 0.25
 # About 20 us of CPU time each.
