@@ -3,16 +3,170 @@
 
 They are separate from host_writer so that tests can run its rules against an imitated kernel, and
 fail or kill it at every call.
+
+Pins of vcpus and the emulator go through libvirt, on the running domain only. Before a pin, the
+domain's metadata gets the CPUs to which libvirt pinned before us (``carried``): they travel with
+the pins. The connection is opened at the first pin, and opened again once if libvirtd was restarted
+meanwhile. Both calls are idempotent, so the second try is safe.
+
+libvirtd has to answer a call within a time limit before each pin, so a silent libvirtd does not
+keep the pin waiting. libvirt keeps a pin waiting for up to 30 s while it has a job on the domain
+that takes no changes: a live migration, a snapshot with memory, a dump. The domain runs meanwhile,
+so its state does not show the job. Each pin therefore asks libvirt for such a job first.
 """
 
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
+from typing import Any
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.execute.libvirt_pins import LibvirtPins
+from vsrtune.core.errors import BusyError, Lasting, VanishedError, VsrtuneError, WriteError
+from vsrtune.host.libvirt import Connection, library, vanished
 from vsrtune.host.scheduler import sched_setattr
+from vsrtune.model import domain_xml
 from vsrtune.model.guest import Sched
+
+_LATER = "tried again at the next pass"
+
+
+class LibvirtPins:
+    """Sets pins; holds one connection. Raises VanishedError when the domain is gone or not
+    running, BusyError when libvirt takes no pins for it now, otherwise WriteError."""
+
+    def __init__(self, uri: str = "qemu:///system") -> None:
+        self._kept = Connection(uri, WriteError)
+
+    def pin_vcpu(self, uuid: str, vcpu: int, cpus: CpuSet, was: CpuSet | None = None) -> None:
+        """``virDomainPinVcpuFlags(LIVE)``, like ``virsh vcpupin --live``. ``was``: the pin that
+        undo restores, which is noted in the domain; empty when there was none, None when only the
+        domain knows."""
+        self._pin(uuid, vcpu, cpus, was)
+
+    def pin_emulator(self, uuid: str, cpus: CpuSet, was: CpuSet | None = None) -> None:
+        """``virDomainPinEmulator(LIVE)``, like ``virsh emulatorpin --live``. ``was`` as for
+        ``pin_vcpu``."""
+        self._pin(uuid, None, cpus, was)
+
+    def close(self) -> None:
+        """Close the connection; the next pin opens a new one."""
+        self._kept.close()
+
+    def _pin(self, uuid: str, which: domain_xml.Which, cpus: CpuSet, was: CpuSet | None) -> None:
+        libvirt, live = library(), library().VIR_DOMAIN_AFFECT_LIVE
+        where = f"domain {uuid} " + ("emulator" if which is None else f"vcpu {which}")
+        for attempt in (1, 2):
+            connection = self._kept.open()
+            domain = None
+            try:
+                domain = connection.lookupByUUIDString(uuid)
+                cpumap = _cpumap(connection, cpus, where)
+                _check_job(domain, where)
+                xml = _cputune(domain, where)
+                notes = xml.ahead(which, cpus, was)
+                if notes != xml.notes or xml.problem:
+                    _note(domain, notes)
+                if which is None:
+                    domain.pinEmulator(cpumap, live)
+                else:
+                    domain.pinVcpuFlags(which, cpumap, live)
+                left = domain_xml.behind(notes, which, cpus)
+                if left != notes:
+                    _note(domain, left)
+                return
+            except libvirt.libvirtError as error:
+                if not self._kept.alive():
+                    self.close()
+                    if attempt == 1:
+                        continue
+                    raise self._kept.away(error, "libvirt went away", where) from error
+                raise _translate(error, where, domain) from error
+
+
+def _check_job(domain: Any, where: str) -> None:
+    """Raise BusyError when libvirt has a job on the domain that keeps pins waiting."""
+    import libvirt
+
+    try:
+        job = domain.jobStats()
+    except libvirt.libvirtError as error:
+        # The query waits as the pin would. The pin reports any other fault; some drivers know no
+        # jobs at all.
+        if error.get_error_code() == libvirt.VIR_ERR_OPERATION_TIMEOUT:
+            raise
+        return
+    operation = job.get(libvirt.VIR_DOMAIN_JOB_OPERATION)
+    # A backup goes on for hours, and takes changes meanwhile (qemuBackupBegin).
+    if (
+        job["type"] == libvirt.VIR_DOMAIN_JOB_NONE
+        or operation == libvirt.VIR_DOMAIN_JOB_OPERATION_BACKUP
+    ):
+        return
+    does = {
+        libvirt.VIR_DOMAIN_JOB_OPERATION_MIGRATION_OUT: "migrates it away",
+        libvirt.VIR_DOMAIN_JOB_OPERATION_SNAPSHOT: "takes a snapshot of it",
+        libvirt.VIR_DOMAIN_JOB_OPERATION_SAVE: "saves it",
+        libvirt.VIR_DOMAIN_JOB_OPERATION_DUMP: "dumps its memory",
+    }.get(operation, "has a job on it")
+    raise BusyError(
+        f"libvirt is busy with the domain: it {does}, and takes no pins until that is done",
+        where=where,
+        hint=f"see: virsh domjobinfo; {_LATER}",
+        lasting=Lasting.TRANSIENT,
+    )
+
+
+def _cputune(domain: Any, where: str) -> domain_xml.Cputune:
+    try:
+        return domain_xml.parse_cputune(domain.XMLDesc(0))
+    except (ValueError, VsrtuneError) as error:
+        raise WriteError(f"the domain's XML makes no sense: {error}", where=where) from error
+
+
+def _note(domain: Any, notes: Mapping[domain_xml.Which, domain_xml.Note]) -> None:
+    """``virDomainSetMetadata(LIVE)``. We do not listen to its event (daemon/events)."""
+    import libvirt
+
+    domain.setMetadata(
+        libvirt.VIR_DOMAIN_METADATA_ELEMENT,
+        domain_xml.notes_xml(notes) if notes else None,
+        domain_xml.PREFIX,
+        domain_xml.NAMESPACE,
+        libvirt.VIR_DOMAIN_AFFECT_LIVE,
+    )
+
+
+def _cpumap(connection: Any, cpus: CpuSet, where: str) -> tuple[bool, ...]:
+    """One flag for each CPU that libvirt counts on the host, offline ones included."""
+    count = int(connection.getCPUMap()[0])
+    beyond = [c for c in cpus if c >= count]
+    if beyond:
+        raise WriteError(
+            f"libvirt counts {count} CPUs, CPU {beyond[0]} is not one of them",
+            where=where,
+            hint="name CPUs of this host in the policy",
+        )
+    return tuple(i in cpus for i in range(count))
+
+
+def _translate(error: Any, where: str, domain: Any) -> WriteError:
+    import libvirt
+
+    code = error.get_error_code()
+    if vanished(error, domain):
+        return VanishedError(f"the domain is gone or not running: {error}", where=where)
+    if code in (libvirt.VIR_ERR_OPERATION_TIMEOUT, libvirt.VIR_ERR_AGENT_UNRESPONSIVE):
+        return BusyError(
+            f"libvirt is busy with the domain: {error}",
+            where=where,
+            hint=_LATER,
+            lasting=Lasting.TRANSIENT,
+        )
+    hint = "see: journalctl -u libvirtd"
+    if "busy" in str(error).lower():
+        hint = "a SCHED_DEADLINE thread cannot be pinned; give it another class first"
+    return WriteError(f"libvirt refused: {error}", where=where, hint=hint)
 
 
 class LiveCalls(LibvirtPins):

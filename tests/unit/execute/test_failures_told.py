@@ -16,7 +16,7 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import BusyError, JournalError, Lasting, VanishedError, VsrtuneError
 from vsrtune.execute.executor import apply, undo
 from vsrtune.execute.journal import Journal
-from vsrtune.execute.libvirt_pins import LibvirtPins
+from vsrtune.execute.syscalls import LibvirtPins
 from vsrtune.model.guest import Sched, SchedClass, ThreadKey
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.targets import (

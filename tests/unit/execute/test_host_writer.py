@@ -15,7 +15,7 @@ from fake_kernel import KERNELS, LIBVIRT, OURS, UUID, FakeKernel, key, make_host
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import BusyError, Lasting, VanishedError, WriteError
 from vsrtune.execute.host_writer import LiveSysOps
-from vsrtune.execute.libvirt_pins import LibvirtPins
+from vsrtune.execute.syscalls import LibvirtPins
 from vsrtune.host.libvirt import Patience
 from vsrtune.host.scheduler import pack
 from vsrtune.model.guest import Sched, SchedClass, ThreadKey

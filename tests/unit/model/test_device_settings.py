@@ -12,7 +12,7 @@ from hosttree import HostTree
 
 from vsrtune.core.codec import encode
 from vsrtune.daemon.events import kernel
-from vsrtune.execute.nics import NicWrites
+from vsrtune.execute.host_writer import NicWrites
 from vsrtune.host.netdev import NetReader
 from vsrtune.model.guest import Interface
 from vsrtune.model.host import Nic

@@ -21,7 +21,7 @@ from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.execute import executor
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
-from vsrtune.execute.libvirt_pins import LibvirtPins
+from vsrtune.execute.syscalls import LibvirtPins
 from vsrtune.model import domain_xml
 from vsrtune.model.domain_xml import NAMESPACE, Note, behind, notes_xml, parse_cputune
 from vsrtune.model.guest import CarriedPin, Guest, Role
