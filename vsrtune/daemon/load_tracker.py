@@ -14,7 +14,7 @@ from vsrtune.host.cpus import parse_cpu_times
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.netdev import guest_frames, parse_net_dev
 from vsrtune.model.daemon_state import DaemonState, Recent
-from vsrtune.model.guest import ThreadKey
+from vsrtune.model.guest import DATA_PLANE, Guest, ThreadKey
 from vsrtune.model.load import (
     Bottleneck,
     CpuTimes,
@@ -38,8 +38,8 @@ WHOLE = 30.0
 # Samples for the status page: this many intervals, each of so many seconds at least. That is five
 # minutes with passes every 10 s.
 INTERVALS, SPACING = 30, 9.0
-# Guests whose path one sample measures: about ten files each.
-BATCH = 100
+# Bottlenecks: the time between two samples, seconds, and the guests of one, about ten files each.
+LIMITS, BATCH = 30.0, 100
 
 
 class LoadKeeper:
@@ -106,7 +106,7 @@ class BottleneckKeeper:
         """``state`` with the latest bottleneck of each guest, and the times that its threads have
         waited; new ones if it is time."""
         now = self._clock()
-        if state.snapshot is not None and (self._at is None or now - self._at >= SPACING):
+        if state.snapshot is not None and (self._at is None or now - self._at >= LIMITS):
             self._at = now
             self._sample(state.snapshot)
         recent = replace(state.recent, bottlenecks=self._found, waited=self._waited)
@@ -116,7 +116,7 @@ class BottleneckKeeper:
         guests = snapshot.guests
         if self._turn * BATCH >= len(guests):
             self._turn = 0
-        part = guests[self._turn * BATCH :][:BATCH]
+        part = tuple(_data_plane(g) for g in guests[self._turn * BATCH :][:BATCH])
         sample = samples.take(
             self._root, replace(snapshot, guests=part), lambda: int(self._clock() * 1e9)
         )
@@ -129,6 +129,10 @@ class BottleneckKeeper:
         alive = {t.key for g in guests for t in g.threads}
         waited = self._waited | {k: r.wait_ns / 1e9 for k, r in sample.threads.items()}
         self._waited = {key: seconds for key, seconds in waited.items() if key in alive}
+
+
+def _data_plane(guest: Guest) -> Guest:
+    return replace(guest, threads=tuple(t for t in guest.threads if t.role in DATA_PLANE))
 
 
 class RecentKeeper:

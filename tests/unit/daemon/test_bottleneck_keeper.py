@@ -10,7 +10,7 @@ from advanced_root import SECOND, AdvancedRoot, proc_stat
 
 from vsrtune.daemon import load_tracker
 from vsrtune.daemon.http import exposition, html
-from vsrtune.daemon.load_tracker import SPACING, BottleneckKeeper
+from vsrtune.daemon.load_tracker import LIMITS, BottleneckKeeper
 from vsrtune.model.daemon_state import DaemonState, GuestState
 from vsrtune.model.guest import Role, ThreadKey
 from vsrtune.model.load import Stage
@@ -54,7 +54,7 @@ class Host:
 def test_it_takes_two_samples() -> None:
     host = Host()
     assert host.keeper.update(host.state).recent.bottlenecks == {}
-    assert host.after(SPACING - 1).recent.bottlenecks == {}
+    assert host.after(LIMITS - 1).recent.bottlenecks == {}
     found = host.after(1).recent.bottlenecks
     assert found[host.first.ref].stage is Stage.VCPU
     assert found[host.second.ref].stage is Stage.OUTSIDE
@@ -63,7 +63,7 @@ def test_it_takes_two_samples() -> None:
 def test_in_metrics_and_on_the_page() -> None:
     host = Host()
     host.state = host.keeper.update(host.state)
-    state = host.after(10)
+    state = host.after(LIMITS)
     text = exposition(state)
     (one,) = [
         line
@@ -79,17 +79,17 @@ def test_guests_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(load_tracker, "BATCH", 1)
     host = Host()
     host.state = host.keeper.update(host.state)
-    host.after(10)
-    assert host.after(10).recent.bottlenecks.keys() == {host.first.ref}
-    assert host.after(10).recent.bottlenecks.keys() == {host.first.ref, host.second.ref}
+    host.after(LIMITS)
+    assert host.after(LIMITS).recent.bottlenecks.keys() == {host.first.ref}
+    assert host.after(LIMITS).recent.bottlenecks.keys() == {host.first.ref, host.second.ref}
 
 
 def test_a_guest_that_went_has_none() -> None:
     host = Host()
     host.state = host.keeper.update(host.state)
-    assert host.first.ref in host.after(10).recent.bottlenecks
+    assert host.first.ref in host.after(LIMITS).recent.bottlenecks
     host.state = replace(host.state, snapshot=replace(host.seen, guests=(host.second,)))
-    state = host.after(10)
+    state = host.after(LIMITS)
     assert state.recent.bottlenecks.keys() <= {host.second.ref}
     assert state.recent.waited.keys() <= {t.key for t in host.second.threads}
 
@@ -98,7 +98,7 @@ def test_the_page_has_it_beside_the_guest() -> None:
     host = Host()
     told = tuple(GuestState(g.ref, "libvirt", tuned=True) for g in host.seen.guests)
     host.state = host.keeper.update(replace(host.state, guests=told))
-    page = status_page(host.after(10))
+    page = status_page(host.after(LIMITS))
     stages = {g["name"]: g["bottleneck"]["stage"] for g in page["guests"]}
     assert stages == {host.first.ref: "vcpu", host.second.ref: "outside"}
     text = html(page)
