@@ -76,18 +76,10 @@ def checked(result: int) -> None:
 def request(
     kind: int, flags: int, index: int, up: int | None, attributes: bytes, without: int = 0
 ) -> None:
-    """One message about a link of this process's namespace. OSError as the kernel answers. With
-    ``without``, that allocation of memory fails while the kernel does it."""
+    """One message about a link. With ``without``, that allocation of memory fails while the kernel
+    handles it."""
     state = (0, 0) if up is None else (up, IFF_UP)
-    body = struct.pack("=BxHiII", socket.AF_UNSPEC, 0, index, *state) + attributes
-    flags |= frames.NLM_F_REQUEST | frames.NLM_F_ACK
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:
-        message = struct.pack("=IHHII", 16 + len(body), kind, flags, 1, 0) + body
-        with failing(without):
-            netlink.send(message)
-        (error,) = struct.unpack_from("=i", netlink.recv(65536), 16)
-    if error:
-        raise OSError(-error, os.strerror(-error))
+    frames.link_request(kind, flags, index, attributes, state, failing(without))
 
 
 @contextlib.contextmanager

@@ -81,13 +81,23 @@ def attribute(kind: int, data: bytes) -> bytes:
     return struct.pack("=HH", 4 + len(data), kind) + data + b"\0" * (-len(data) % 4)
 
 
-def newlink(flags: int, index: int, attributes: bytes) -> None:
-    """Send one RTM_NEWLINK; OSError when the kernel says no."""
-    body = struct.pack("=BxHiII", socket.AF_UNSPEC, 0, index, 0, 0) + attributes
+def link_request(
+    kind: int,
+    flags: int,
+    index: int,
+    attributes: bytes,
+    state: tuple[int, int] = (0, 0),
+    during: contextlib.AbstractContextManager[None] | None = None,
+) -> None:
+    """Send one message about a link of this process's namespace; OSError when the kernel says no.
+    ``state`` is the flags of the link and the mask of those that change. The kernel handles the
+    message within ``during``."""
+    body = struct.pack("=BxHiII", socket.AF_UNSPEC, 0, index, *state) + attributes
     flags |= NLM_F_REQUEST | NLM_F_ACK
-    message = struct.pack("=IHHII", 16 + len(body), RTM_NEWLINK, flags, 1, 0) + body
+    message = struct.pack("=IHHII", 16 + len(body), kind, flags, 1, 0) + body
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 0) as netlink:
-        netlink.send(message)
+        with during or contextlib.nullcontext():
+            netlink.send(message)
         (error,) = struct.unpack_from("=i", netlink.recv(65536), 16)
     if error:
         raise OSError(-error, os.strerror(-error))
@@ -104,13 +114,13 @@ def kind_of(device: str) -> str:
 
 
 def mode(device: str, number: str) -> None:
-    newlink(0, socket.if_nametoindex(device), info(kind_of(device), int(number)))
+    link_request(RTM_NEWLINK, 0, socket.if_nametoindex(device), info(kind_of(device), int(number)))
 
 
 def make(name: str, lower: str, data: bytes) -> None:
     link = attribute(IFLA_LINK, struct.pack("=I", socket.if_nametoindex(lower)))
     name_attribute = attribute(IFLA_IFNAME, name.encode() + b"\0")
-    newlink(NLM_F_CREATE | NLM_F_EXCL, 0, name_attribute + link + data)
+    link_request(RTM_NEWLINK, NLM_F_CREATE | NLM_F_EXCL, 0, name_attribute + link + data)
 
 
 def add(kind: str, name: str, lower: str, number: str) -> None:
@@ -124,7 +134,9 @@ def add_with(kind: str, name: str, lower: str, number: str) -> None:
 def set_attribute(device: str, name: str, value: str) -> None:
     data = attribute(IFLA_INFO_DATA, attribute(ATTRIBUTES[name], struct.pack("=B", int(value))))
     kind = attribute(IFLA_INFO_KIND, b"napi_macvtap")
-    newlink(0, socket.if_nametoindex(device), attribute(IFLA_LINKINFO, kind + data))
+    link_request(
+        RTM_NEWLINK, 0, socket.if_nametoindex(device), attribute(IFLA_LINKINFO, kind + data)
+    )
 
 
 def get_attribute(device: str, name: str) -> int | None:
@@ -390,28 +402,25 @@ def number(of: dict[int, bytes], name: int) -> int:
     return int.from_bytes(of.get(name, b""), sys.byteorder)
 
 
-def queues(device: str) -> None:
+def dumped(device: str, command: int, ifindex: int) -> list[dict[int, bytes]]:
+    """What the netdev family tells of a device; ends the process with 3 where it cannot."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 16) as sock:
         family = netdev_family(sock)
-        index = attribute(QUEUE_IFINDEX, struct.pack("=I", socket.if_nametoindex(device)))
+        index = attribute(ifindex, struct.pack("=I", socket.if_nametoindex(device)))
         try:
-            found = generic(sock, family, NETDEV_CMD_QUEUE_GET, NLM_F_DUMP, index)
+            return list(map(attributes, generic(sock, family, command, NLM_F_DUMP, index)))
         except OSError:
             sys.exit(3)
-    for queue in map(attributes, found):
+
+
+def queues(device: str) -> None:
+    for queue in dumped(device, NETDEV_CMD_QUEUE_GET, QUEUE_IFINDEX):
         kind = ("rx", "tx")[number(queue, QUEUE_TYPE)]
         print(f"{kind} {number(queue, QUEUE_ID)} napi {number(queue, QUEUE_NAPI_ID)}")
 
 
 def qstats(device: str) -> None:
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 16) as sock:
-        family = netdev_family(sock)
-        index = attribute(QSTATS_IFINDEX, struct.pack("=I", socket.if_nametoindex(device)))
-        try:
-            found = generic(sock, family, NETDEV_CMD_QSTATS_GET, NLM_F_DUMP, index)
-        except OSError:
-            sys.exit(3)
-    for values in map(attributes, found):
+    for values in dumped(device, NETDEV_CMD_QSTATS_GET, QSTATS_IFINDEX):
         for name, attribute_of in QSTATS.items():
             if attribute_of in values:
                 print(name, number(values, attribute_of))
