@@ -20,8 +20,6 @@ from vsrtune.views.host_view import ThreadView
 # The share of the time from which on a thread never sleeps, or a CPU is full. Ticks and other
 # short interruptions take the rest.
 FULL = 0.9
-# The share of the time in the run queue from which on a thread waits for its CPU.
-WAITS = 0.1
 # The share of the arriving frames from which on a loss tells of a limit.
 LOSS = 0.005
 # A loss and a thread that are this clear leave no doubt.
@@ -67,19 +65,19 @@ def is_ring(place: str) -> bool:
 
 
 def bottleneck(guest: Guest, flow: Flow) -> Bottleneck:
-    """The stage that limits the guest, judged by the last stage that loses frames."""
+    """The stage that limits the guest: the last one that loses frames, because whoever mends an
+    earlier one only gives it more to lose."""
     least = max(LOSS * flow.offered, 1.0)
-    missed, lost = sum(flow.missed.values()), sum(flow.lost.values())
-    if missed >= least and missed >= lost:
+    device = max(flow.lost, key=lambda name: flow.lost[name], default="")
+    lost = sum(flow.lost.values())
+    overflows = lost >= max(LOSS * sum(flow.arrived.values()), 1.0)
+    found = _behind_ring(guest, flow, device) if overflows else None
+    if found is None and sum(flow.missed.values()) >= least:
         return _interrupts(guest, flow)
-    found = None
-    if lost >= least:
-        device = max(flow.lost, key=lambda name: flow.lost[name])
-        found = _behind_ring(guest, flow, device)
     found = found or _sending(guest, flow) or _at_limit(guest, flow)
     if found is not None:
         return found
-    if lost >= least:
+    if overflows:
         text = f"{lost:,.0f} frames/s find the ring full, and every thread has time left: bursts"
         return Bottleneck(
             guest.ref, Stage.RING, device, text, "a longer queue (queue: macvtap)", False
@@ -98,7 +96,7 @@ def _interrupts(guest: Guest, flow: Flow) -> Bottleneck:
     missed, load = flow.missed[cpu], flow.cpus.get(cpu, CpuLoad(0.0, 0.0))
     why = f"CPU {cpu} loses {missed:,.0f} frames/s before the tap; {load.softirq:.0%} SoftIRQ"
     sure = missed >= _SURE_LOSS * flow.offered and load.busy >= _SURE_FULL
-    if load.softirq >= FULL or not load.others:
+    if load.softirq >= load.busy / 2 or not load.others:
         help_ = "another CPU for the NIC's interrupts, or more receive queues"
     else:
         name, share = load.others[0]
@@ -160,7 +158,7 @@ def _named(
     beside = [(name, share) for name, share in others if name != f"{guest.ref} {view.label}"]
     if view.use.throttled:
         why, help_ = f"{why}; its budget is used up", "a larger budget"
-    elif load < FULL and beside:
+    elif wait >= (1 - FULL) * load and beside:
         name, share = beside[0]
         help_ = f"a CPU of its own: CPU {cpu} also runs {name} ({share:.0%})"
     elif stage is not Stage.VCPU:

@@ -324,12 +324,13 @@ def _by_device(drops: Iterable[DropRow]) -> dict[str, float]:
 
 
 def _cpu_load(row: CpuRow) -> CpuLoad:
-    """What else than guests and SoftIRQs keeps the CPU busy shows as ``other processes``."""
+    """What else than guests and SoftIRQs keeps the CPU busy shows as ``other processes``. The time
+    of ksoftirqd is that of SoftIRQs."""
     busy, softirq = row.busy or 0.0, row.softirq or 0.0
     named = [
         (f"{r.guests[0]} {r.label}" if r.kind == "thread" else r.label, r.load)
         for r in row.residents
-        if r.load
+        if r.load and r.kind != "ksoftirqd"
     ]
     rest = busy - softirq - sum(load for _, load in named)
     if rest >= WORTH_TELLING:
