@@ -18,7 +18,16 @@ from vsrtune.host.libvirt import DomainText
 from vsrtune.host.netdev import NetReader
 from vsrtune.host.procfs import RawThread, read_thread, read_threads, worker_owner
 from vsrtune.model import domain_xml
-from vsrtune.model.guest import CarriedPin, Guest, Interface, Role, Thread, ThreadKey, WorkerKind
+from vsrtune.model.guest import (
+    CarriedPin,
+    Guest,
+    Interface,
+    OtherNic,
+    Role,
+    Thread,
+    ThreadKey,
+    WorkerKind,
+)
 from vsrtune.observe.qemu_processes import Processes, QemuProcess
 from vsrtune.observe.tap_backends import (
     Backend,
@@ -168,6 +177,7 @@ class GuestReader:
             problems.append(FOREIGN if foreign else NOT_LISTED)
         found = backends(process, domain is not None, declared, descriptors)
         interfaces, slots = self._interfaces(found)
+        visible = {i.target for i in interfaces}
         workers = [t.key for t in raw if roles[t.key.tid][0] is Role.VHOST]
         known, unused = told(interfaces, workers)
         napi, unknown = read_napi_threads(self.root, interfaces, self.processes.napi)
@@ -211,6 +221,11 @@ class GuestReader:
             carried=carried,
             uid=process.uid if standing is Standing.PLAIN else 0,
             unconfirmed=standing is Standing.UNKNOWN,
+            other_nics=tuple(
+                OtherNic(n.kind, n.backend, n.mac, n.model, n.device)
+                for n in nics
+                if not n.on_host or n.device not in visible
+            ),
         )
 
     def _kernel_workers(self, threads: Sequence[RawThread]) -> list[RawThread]:
