@@ -254,8 +254,9 @@ class CarriedPin:
 @dataclass(frozen=True)
 class Guest:
     """A running guest. ``source`` is ``libvirt``; ``qemu``, a plain QEMU, which policies name as
-    ``qemu:NAME``; or ``foreign``, a guest of another libvirt than the one that vsrtune asks, which
-    no policy reaches. ``problems`` say what is not known of the guest. ``busy``: libvirt starts, restores, saves or migrates it.
+    ``qemu:NAME``; ``proxmox``, a QEMU of Proxmox VE, whose name is its VMID; or ``foreign``, a
+    guest of another libvirt than the one that vsrtune asks, which no policy reaches. ``problems``
+    say what is not known of the guest. ``busy``: libvirt starts, restores, saves or migrates it.
     ``uid`` is the user that a plain QEMU runs as, 0 for all others. ``unconfirmed``: it seems to
     be libvirt's, but libvirt does not answer and has not confirmed it before. ``other_nics`` are
     those without a place among ``interfaces``."""
@@ -278,7 +279,7 @@ class Guest:
 
     @cached_property
     def ref(self) -> str:
-        """The name that policies use: ``NAME``, or ``qemu:NAME`` for a plain QEMU, with ``@UID``
+        """The name that policies use: ``NAME``, ``proxmox:VMID``, or ``qemu:NAME`` with ``@UID``
         unless it is root's, because any user may choose the name of another's guest. A foreign
         guest is ``foreign:NAME``, because it may have the name of a libvirt guest."""
         if self.source == "libvirt":
