@@ -76,13 +76,11 @@ KMOD = ("test_kmod.py", "test_kmod_interfaces.py", "test_kmod_random.py")
 FRAMES = ("test_kmod_frames.py", "test_kmod_trust.py", "test_kmod_guest.py")
 # The first attaches anew, for which a router without libvirt may not hold the lower devices.
 # The second takes CPUs from everything else, and wants one guest and few others.
+# The third puts them into bridges.
 BENCHED = (
-    "test_bench_configure.py",
-    "test_bottleneck.py",
-    "test_deadline.py",
-    *FRAMES,
+    "test_bench_configure.py", "test_deadline.py", "test_proxmox.py", "test_bottleneck.py", *FRAMES,
     "test_napi.py",
-)
+)  # fmt: skip
 ALONE = (*BENCHED, *KMOD, *ATTACH)
 WITH_ATTACH = (*BENCHED, *ATTACH)
 # Guests that are one router: two, of one queue, and no other.

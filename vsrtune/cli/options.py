@@ -96,8 +96,10 @@ def guest_names(ctx: click.Context, _param: click.Parameter, begun: str) -> list
         if ctx.params.get("root") is not None:
             names = [guest.ref for guest in observe(ctx.params["root"], URI, 0).guests]
         else:
-            found = [process.args for process in ProcessTable().scan(LiveRoot()).qemus]
-            names = [args.name if args.libvirt else f"qemu:{args.name}" for args in found]
+            names = [
+                p.args.name if p.args.libvirt else ":".join(p.named[:2])
+                for p in ProcessTable().scan(LiveRoot()).qemus
+            ]
     except (VsrtuneError, OSError):
         return []
     safe = sorted({name for name in names if shlex.quote(name) == name})
@@ -275,10 +277,10 @@ def unread(snapshot: Snapshot, policies: Iterable[Policy]) -> tuple[ObserveError
 
     A host with plain QEMU only needs no libvirt.
     """
-    from vsrtune.policy.matching import PLAIN_QEMU
+    from vsrtune.policy.model import WITHOUT_LIBVIRT
 
     wanted = list(policies)
-    libvirt = any(not p.guest.startswith(PLAIN_QEMU) for p in wanted)
+    libvirt = any(not p.guest.startswith(WITHOUT_LIBVIRT) for p in wanted)
     return tuple(
         ObserveError(
             f"guests that the policies name could not be observed: {problem.what}",

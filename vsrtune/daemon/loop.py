@@ -25,8 +25,7 @@ from vsrtune.daemon.scope import FULL, NOTHING, UNANNOUNCED, Scope
 from vsrtune.daemon.systemd import LOGGER, Notifier, fields
 from vsrtune.model.daemon_state import DaemonState, Starved
 from vsrtune.model.stepdown import StepLevel
-from vsrtune.policy.matching import PLAIN_QEMU
-from vsrtune.policy.model import Policy
+from vsrtune.policy.model import WITHOUT_LIBVIRT, Policy
 from vsrtune.views import tables
 
 # Events come in bursts (a starting guest gives several); wait until they pause.
@@ -210,7 +209,7 @@ class Daemon:
         while self._steps:
             guest, why, seen = self._steps.popleft()
             self._reconciler.step_down(guest, why, seen)
-            scope = scope.merge(FULL if guest.startswith(PLAIN_QEMU) else Scope.of(guest))
+            scope = scope.merge(FULL if guest.startswith(WITHOUT_LIBVIRT) else Scope.of(guest))
         self._pass(scope)
 
     def _reload(self) -> None:

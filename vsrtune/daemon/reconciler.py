@@ -39,8 +39,8 @@ from vsrtune.plan.incremental import Whole, plan_alone
 from vsrtune.plan.interrupts import refused
 from vsrtune.plan.safety.projection import project_actions
 from vsrtune.policy.lowering import next_level
-from vsrtune.policy.matching import PLAIN_QEMU, assign
-from vsrtune.policy.model import Policy
+from vsrtune.policy.matching import assign
+from vsrtune.policy.model import WITHOUT_LIBVIRT, Policy
 
 # Seconds until the next pass over a thread that has to run before it can be DEADLINE.
 PENDING = 1.0
@@ -225,7 +225,7 @@ class Reconciler:
         if not names:
             return NOTHING
         # Only libvirt's guests can be re-read by name.
-        plain = any(n in (HOST_REF, _PASS) or n.startswith(PLAIN_QEMU) for n in names)
+        plain = any(n in (HOST_REF, _PASS) or n.startswith(WITHOUT_LIBVIRT) for n in names)
         return FULL if plain or len(self.state.guests) <= one_pass.FEW else Scope(names)
 
     # -- guests that are stepped down

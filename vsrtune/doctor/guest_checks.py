@@ -45,6 +45,13 @@ def vhost(case: Case) -> Iterable[Finding]:
                 "model virtio, <driver name='vhost'/>, and modprobe vhost_net",
                 f"QEMU's command line of process {guest.pid}: no vhost=on",
             )
+        for nic in guest.other_nics:
+            tell = warning if nic.kind == "user" else info
+            yield tell(
+                f"{guest.ref}: interface {nic.mac} ({nic.label}): {nic.why}",
+                "only macvtaps and taps with vhost-net (type direct, bridge) have workers to tune",
+                f"virsh dumpxml {shlex.quote(guest.name)}",
+            )
 
 
 def worker_mapping(case: Case) -> Iterable[Finding]:

@@ -14,7 +14,7 @@ from vsrtune.model.guest import Guest, Role, SchedClass
 from vsrtune.model.host import IRQBALANCE, Nic
 from vsrtune.model.root_domains import books as domains
 from vsrtune.model.root_domains import is_partition
-from vsrtune.plan.interrupt_cpus import queue_irqs
+from vsrtune.plan.interrupt_cpus import queue_irqs, serving
 from vsrtune.plan.interrupts import irqbalance_bans
 
 OLDEST = (6, 1)
@@ -31,7 +31,7 @@ def observation(case: Case) -> Iterable[Finding]:
     for problem in case.snapshot.problems:
         libvirt = problem.reader == "libvirt"
         # A host that runs plain QEMU alone needs no libvirt.
-        tell = info if libvirt and sources == {"qemu"} else warning
+        tell = info if libvirt and sources and sources <= {"qemu", "proxmox"} else warning
         # The problem's own text says what to do about a libvirt that does not answer.
         hint = "see --connect" if libvirt else "run as root"
         yield tell(problem.what, hint, f"reader {problem.reader}")
@@ -117,7 +117,8 @@ def interrupts(case: Case) -> Iterable[Finding]:
     """Interrupts on every CPU, so that no CPU is left for guests' threads; masks do not
     tell where they are served."""
     host = case.snapshot.host
-    lower = _lowers(case)
+    serves = {n for g in case.snapshot.guests for i in g.interfaces for n in serving(host, i)}
+    lower = [nic for nic in _lowers(case) if nic.name in serves]
     all_of_them = CpuSet()
     for nic in lower:
         served = CpuSet.union(irq.effective for irq in queue_irqs(nic)) & host.online

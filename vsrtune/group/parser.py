@@ -13,7 +13,7 @@ from typing import Any
 
 from vsrtune.core.errors import PolicyError
 from vsrtune.group.schema import BRIDGE, KINDS, MSR, PVR, schema
-from vsrtune.policy.model import PolicyErrors
+from vsrtune.policy.model import WITHOUT_LIBVIRT, PolicyErrors
 from vsrtune.policy.validation import line_of, located, structural
 from vsrtune.policy.yaml_reader import KeyPath, read
 
@@ -112,7 +112,7 @@ def _mistakes(kind: str, inside: dict[str, Any]) -> Iterator[_Mistake]:
             yield (key, str(number)), f"{name!r} stands here twice", "name each guest once"
     guests = [(key, str(number), name) for number, name in enumerate(members)]
     for above, below, name in [*guests, *(("balancers", name, name) for name in balancers)]:
-        if name.startswith("qemu:"):
+        if name.startswith(WITHOUT_LIBVIRT):
             what = "plain QEMU cannot be given other interfaces"
             yield (above, below), what, "name libvirt guests"
     sides: dict[str, str] = {}

@@ -78,6 +78,7 @@ class NetReader:
         self._by_ifindex: dict[int, str] = {}
         self._all_read = False
         self._paths: dict[str, str] = {}
+        self._leads_in: dict[str, bool] = {}
 
     def names(self) -> list[str]:
         """All devices of this network namespace. Raises OSError."""
@@ -185,8 +186,8 @@ class NetReader:
             if master is not None:
                 return (master,), False
         ports = self._ports(device)
-        if ports or device.lowers:
-            return ports or device.lowers, False
+        if ports:
+            return ports, False
         if device.tun or "device" in device.names:
             return (), False
         peer = self._veth_peer(device)
@@ -201,15 +202,33 @@ class NetReader:
         return master if "brport" in device.names or master == "ovs-system" else None
 
     def _ports(self, device: Device) -> tuple[str, ...]:
-        """Ports of a bridge that lead out of the host: all but the guests' taps."""
+        """Devices directly below. Of a bridge, ports that lead out of the host: not the guests'
+        taps, nor links to bridges with only taps beside them (one for each tap behind Proxmox VE's
+        firewall)."""
         if "bridge" not in device.names and device.name != "ovs-system":
-            return ()
-        ports = []
-        for name in device.lowers:
-            port = self.device(name)
-            if port is not None and not port.tun:
-                ports.append(name)
-        return tuple(ports)
+            return device.lowers
+        return tuple(n for n in self._untapped(device) if not self._leads_inwards(n))
+
+    def _untapped(self, bridge: Device) -> list[str]:
+        """Ports that are no taps."""
+        ports = map(self.device, bridge.lowers)
+        return [port.name for port in ports if port is not None and not port.tun]
+
+    def _leads_inwards(self, name: str) -> bool:
+        """Whether a port is a veth whose other end leads to taps only."""
+        if name not in self._leads_in:
+            self._leads_in[name] = self._only_taps_behind(name)
+        return self._leads_in[name]
+
+    def _only_taps_behind(self, name: str) -> bool:
+        port = self.device(name)
+        if port is None or port.lowers or "device" in port.names:
+            return False
+        far = self._veth_peer(port)
+        end = self.device(far) if far is not None else None
+        above = self._master(end) if end is not None else None
+        bridge = self.device(above) if above is not None else None
+        return bridge is not None and self._untapped(bridge) == [far] != [*bridge.lowers]
 
     def _veth_peer(self, device: Device) -> str | None:
         """The other end of a veth when it is in this namespace.

@@ -41,7 +41,8 @@ Domain = str | ET.Element
 class DomainNic:
     """One ``<interface>`` of a domain; ``xml`` is its text, "" where nobody needs it. ``kind`` is
     its type attribute (direct, bridge, ...), ``device`` its host device, ``lower`` the device
-    below a direct interface, ``driver`` the back end that it requests; "" when there is none."""
+    below a direct interface, ``driver`` the back end that it requests, ``backend`` the program
+    behind one of type user; "" when there is none."""
 
     mac: str
     kind: str
@@ -51,6 +52,7 @@ class DomainNic:
     driver: str
     alias: str
     xml: str
+    backend: str = ""
 
     @property
     def on_host(self) -> bool:
@@ -241,6 +243,7 @@ def _nic(element: ET.Element, *, text: bool = True) -> DomainNic:
         driver=_attribute(element, "driver", "name"),
         alias=_attribute(element, "alias", "name"),
         xml=ET.tostring(element, encoding="unicode").strip() if text else "",
+        backend=_attribute(element, "backend", "type"),
     )
 
 

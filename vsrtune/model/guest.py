@@ -200,6 +200,46 @@ class Interface:
     counters: TapCounters | None = None
 
 
+# What becomes of the frames of an interface that has no tap on the host, by libvirt's type of it.
+_WITHOUT_TAP = {
+    "vhostuser": "threads of another process (a switch in user space) move its frames; vsrtune "
+    "never touches them, and tunes the vcpus alone",
+    "vdpa": "its vDPA device moves its frames, without a vhost-net worker; vsrtune tunes the vcpus "
+    "alone",
+    "hostdev": "the guest drives the device itself, without a vhost-net worker; vsrtune tunes the "
+    "vcpus alone, and the device's interrupts stay where they are",
+    "user": "QEMU or a process beside it moves its frames in user space, too slowly for a router; "
+    "not tuned",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class OtherNic:
+    """A NIC of a libvirt guest that has no network device of this host, or whose ``device`` cannot
+    be seen. ``kind`` is the type of the interface in the live XML, where libvirt has resolved its
+    networks; ``backend`` is that of type ``user``, such as ``passt``."""
+
+    kind: str
+    backend: str
+    mac: str
+    model: str
+    device: str = ""
+
+    @property
+    def label(self) -> str:
+        """``hostdev``, ``user (passt)``."""
+        return f"{self.kind} ({self.backend})" if self.backend else self.kind
+
+    @property
+    def why(self) -> str:
+        """Who moves its frames, and what vsrtune does about it."""
+        if self.kind in _WITHOUT_TAP:
+            return _WITHOUT_TAP[self.kind]
+        if self.device:
+            return f"its device {self.device} is not in this network namespace; not tuned"
+        return "it has no tap on this host; not tuned"
+
+
 @dataclass(frozen=True, slots=True)
 class CarriedPin:
     """A pin of libvirt's that vsrtune made, according to the domain itself (``carried``): of a
@@ -214,11 +254,12 @@ class CarriedPin:
 @dataclass(frozen=True)
 class Guest:
     """A running guest. ``source`` is ``libvirt``; ``qemu``, a plain QEMU, which policies name as
-    ``qemu:NAME``; or ``foreign``, a guest of another libvirt than the one that vsrtune asks, which
-    no policy reaches. ``problems`` say what is not known of the guest. ``busy``: libvirt starts,
-    restores, saves or migrates it. ``uid`` is the user that a plain QEMU runs as, 0 for all
-    others. ``unconfirmed``: it seems to be libvirt's, but libvirt does not answer and has not
-    confirmed it before."""
+    ``qemu:NAME``; ``proxmox``, a QEMU of Proxmox VE, whose name is its VMID; or ``foreign``, a
+    guest of another libvirt than the one that vsrtune asks, which no policy reaches. ``problems``
+    say what is not known of the guest. ``busy``: libvirt starts, restores, saves or migrates it.
+    ``uid`` is the user that a plain QEMU runs as, 0 for all others. ``unconfirmed``: it seems to
+    be libvirt's, but libvirt does not answer and has not confirmed it before. ``other_nics`` are
+    those without a place among ``interfaces``."""
 
     # No slots: see Host.
 
@@ -234,10 +275,11 @@ class Guest:
     carried: tuple[CarriedPin, ...] = ()
     uid: int = 0
     unconfirmed: bool = False
+    other_nics: tuple[OtherNic, ...] = ()
 
     @cached_property
     def ref(self) -> str:
-        """The name that policies use: ``NAME``, or ``qemu:NAME`` for a plain QEMU, with ``@UID``
+        """The name that policies use: ``NAME``, ``proxmox:VMID``, or ``qemu:NAME`` with ``@UID``
         unless it is root's, because any user may choose the name of another's guest. A foreign
         guest is ``foreign:NAME``, because it may have the name of a libvirt guest."""
         if self.source == "libvirt":

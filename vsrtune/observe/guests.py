@@ -18,7 +18,16 @@ from vsrtune.host.libvirt import DomainText
 from vsrtune.host.netdev import NetReader
 from vsrtune.host.procfs import RawThread, read_thread, read_threads, worker_owner
 from vsrtune.model import domain_xml
-from vsrtune.model.guest import CarriedPin, Guest, Interface, Role, Thread, ThreadKey, WorkerKind
+from vsrtune.model.guest import (
+    CarriedPin,
+    Guest,
+    Interface,
+    OtherNic,
+    Role,
+    Thread,
+    ThreadKey,
+    WorkerKind,
+)
 from vsrtune.observe.qemu_processes import Processes, QemuProcess
 from vsrtune.observe.tap_backends import (
     Backend,
@@ -27,7 +36,7 @@ from vsrtune.observe.tap_backends import (
     read_descriptors,
     read_napi_threads,
 )
-from vsrtune.observe.trust import Standing
+from vsrtune.observe.trust import Judge, Standing
 from vsrtune.observe.vhost_mapping import (
     UNMAPPED,
     KnownQueue,
@@ -84,16 +93,16 @@ class VcpuFinder:
         self._left = MONITORS_SECONDS
 
     def find(
-        self, root: HostRoot, process: QemuProcess, tids: frozenset[int]
+        self, root: HostRoot, process: QemuProcess, tids: frozenset[int], judge: Judge
     ) -> tuple[dict[int, int], str]:
         """tid to vcpu number, and a problem ("" when they are known)."""
-        if not process.args.qmp:
+        if not process.args.qmp and process.vmid is None:
             return {}, NO_VCPUS
         identity = (process.pid, process.start_time)
         known = self._known.get(identity)
         if known is not None and known[0] == tids:
             return known[1], ""
-        if not self.qemu_filter.asks(process.uid, process.args.name, process.args.uuid):
+        if not self.qemu_filter.asks(process.uid, *process.named):
             return {}, NOT_ASKED
         pause, problem = self._failed.get(identity, (Pause(), ""))
         begin = self._clock()
@@ -101,9 +110,10 @@ class VcpuFinder:
             return {}, problem
         if self._left <= 0:
             return {}, NO_TIME
-        # The first socket is enough: all of them lead to the same QEMU.
-        socket = process.args.qmp[0]
         try:
+            # The first socket is enough: all of them lead to the same QEMU.
+            vmid = process.vmid
+            socket = process.args.qmp[0] if vmid is None else judge.monitor(vmid)
             vcpus = root.qmp_vcpus(process.pid, socket, self._left)
         except ObserveError as error:
             problem = f"vcpu threads are not known: {error}"
@@ -137,6 +147,7 @@ class GuestReader:
     processes: Processes
     traced: Callable[[ThreadKey], tuple[str, int] | None]
     vcpus: VcpuFinder
+    judge: Judge
 
     def read(self, process: QemuProcess, domain: DomainText | None) -> Guest | None:
         """The guest; None when its process ended meanwhile. Raises OSError when the process cannot
@@ -168,6 +179,7 @@ class GuestReader:
             problems.append(FOREIGN if foreign else NOT_LISTED)
         found = backends(process, domain is not None, declared, descriptors)
         interfaces, slots = self._interfaces(found)
+        visible = {i.target for i in interfaces}
         workers = [t.key for t in raw if roles[t.key.tid][0] is Role.VHOST]
         known, unused = told(interfaces, workers)
         napi, unknown = read_napi_threads(self.root, interfaces, self.processes.napi)
@@ -188,10 +200,11 @@ class GuestReader:
             known=self._seen(workers) | known,
         )
         problems += [problem] if problem else []
+        source, name, uuid = process.named
         return Guest(
-            name=_name(process, domain),
-            uuid=domain.uuid if domain is not None else process.args.uuid,
-            source="foreign" if foreign else "libvirt" if libvirt else "qemu",
+            name=domain.name if domain is not None else name,
+            uuid=domain.uuid if domain is not None else uuid,
+            source="foreign" if foreign else "libvirt" if libvirt else source,
             pid=process.pid,
             start_time=process.start_time,
             threads=(
@@ -211,6 +224,11 @@ class GuestReader:
             carried=carried,
             uid=process.uid if standing is Standing.PLAIN else 0,
             unconfirmed=standing is Standing.UNKNOWN,
+            other_nics=tuple(
+                OtherNic(n.kind, n.backend, n.mac, n.model, n.device)
+                for n in nics
+                if not n.on_host or n.device not in visible
+            ),
         )
 
     def _kernel_workers(self, threads: Sequence[RawThread]) -> list[RawThread]:
@@ -234,7 +252,7 @@ class GuestReader:
             # Asking libvirt's own monitor would taint the domain.
             return roles, ["vcpu threads are not known: neither cgroups nor names tell"]
         own = frozenset(t.key.tid for t in threads if t.key.pid == process.pid)
-        numbers, problem = self.vcpus.find(self.root, process, own)
+        numbers, problem = self.vcpus.find(self.root, process, own, self.judge)
         roles.update((tid, (Role.VCPU, numbers[tid])) for tid in tids if tid in numbers)
         return roles, [problem] if problem else []
 
@@ -394,9 +412,3 @@ def _carried(domain: Element) -> tuple[tuple[CarriedPin, ...], str]:
     except (ValueError, VsrtuneError) as error:
         return (), f"the pins in its domain XML make no sense: {error}"
     return found.carried(), found.problem
-
-
-def _name(process: QemuProcess, domain: DomainText | None) -> str:
-    if domain is not None:
-        return domain.name
-    return process.args.name or process.args.uuid or f"pid-{process.pid}"

@@ -170,6 +170,7 @@ class ObservationPass:
             processes=processes,
             traced=self.memory.worker,
             vcpus=self.vcpus,
+            judge=self.judge,
         )
         problem_log = ProblemLog()
         name = f"guest {process.args.name or process.pid}"

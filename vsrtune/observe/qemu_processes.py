@@ -37,6 +37,14 @@ class QemuProcess(Decision):
 
     args: QemuArgs = field(kw_only=True)
 
+    @property
+    def named(self) -> tuple[str, str, str]:
+        """Source, name and UUID of its guest when no libvirt runs it. The VMID is proven; all else
+        is what the process says."""
+        if self.vmid is not None:
+            return "proxmox", str(self.vmid), ""
+        return "qemu", self.args.name or self.args.uuid or f"pid-{self.pid}", self.args.uuid
+
 
 @dataclass(frozen=True, slots=True)
 class Processes:
@@ -76,7 +84,7 @@ class _Entry:
         if self.qemu is None:
             d = decision
             args = parse_args(self.argv)
-            self.qemu = QemuProcess(d.pid, d.start_time, d.uid, d.standing, args=args)
+            self.qemu = QemuProcess(d.pid, d.start_time, d.uid, d.standing, vmid=d.vmid, args=args)
         return self.qemu
 
 
@@ -311,7 +319,8 @@ class Joiner:
             return Standing.LISTED
         if process.standing is Standing.PLAIN:
             # Root, or a user who may have plain guests, runs another libvirt.
-            return Standing.FOREIGN if process.args.libvirt else Standing.PLAIN
+            foreign = process.args.libvirt and process.vmid is None
+            return Standing.FOREIGN if foreign else Standing.PLAIN
         if silent and self._written_down(process):
             return Standing.UNKNOWN
         return Standing.FOREIGN

@@ -59,7 +59,7 @@ _INTERRUPT = re.compile(r"\s*(\d+):", re.ASCII)
 # The parts of the XML that readers use; everything else (disks, passwords, descriptions) is
 # dropped.
 _DOMAIN_PARTS = ("name", "uuid", "vcpu", "iothreads", "cputune")
-_INTERFACE_PARTS = ("mac", "source", "target", "model", "driver", "alias")
+_INTERFACE_PARTS = ("mac", "source", "target", "model", "driver", "backend", "alias")
 
 
 class RecordingRoot(HostRoot):

@@ -12,22 +12,26 @@ properties that it cannot choose:
   root by running it, or an earlier pass of this daemon, which read it before the upgrade. A
   libvirt in a container has its QEMU there, at a path that this host may not have; that file must
   be root's too,
-- its cgroup: nobody but root makes the cgroups of libvirt's domains.
+- its cgroup: nobody but root makes the cgroups of libvirt's domains and Proxmox VE's guests.
 
 A process in libvirt's cgroups becomes a guest that policies reach only when libvirt lists the
 domain and something that only root can write names the process: the domain's pid file or, where
 QEMU's user owns that file's directory (libvirt 11 on Debian 13), the systemd scope whose name has
 the domain's id. While libvirt does not answer, nothing new is confirmed.
+
+A QEMU of root in the scope that Proxmox VE has systemd make for a guest, named by its VMID, is that
+guest.
 """
 
 from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
+from vsrtune.core.errors import ObserveError
 from vsrtune.host.cgroupfs import MOUNT, libvirt_role
 from vsrtune.host.filesystem import FileStat, HostRoot
 from vsrtune.host.procfs import parse_status_uids
@@ -36,7 +40,13 @@ from vsrtune.host.procfs import parse_status_uids
 PID_FILES = "/run/libvirt/qemu"
 
 DELETED = " (deleted)"
+_KINDS = {stat.S_ISDIR: "directory", stat.S_ISREG: "regular file", stat.S_ISSOCK: "socket"}
 _MISSING = ": there is no such file on this host"
+
+# Where Proxmox VE's QEMUs listen for QMP.
+MONITORS = "/run/qemu-server"
+# The scope of a guest of Proxmox VE, whose VMIDs begin at 100 (qm(1)).
+_PROXMOX = re.compile(r"qemu\.slice/([1-9][0-9]{2,8})\.scope", re.ASCII)
 
 # Cgroups of libvirt's domains beyond those of cgroupfs.libvirt_role: the scope where libvirt makes
 # no cgroups of its own in it, and libvirt's own where there is no scope either.
@@ -65,13 +75,14 @@ class Standing(Enum):
 @dataclass(frozen=True, slots=True)
 class Decision:
     """The decision on one process. ``uid`` is its real user; ``why`` says why it is not believed,
-    "" unless it is a stranger."""
+    "" unless it is a stranger; ``vmid`` is the guest of Proxmox VE in whose scope it runs."""
 
     pid: int
     start_time: int
     uid: int
     standing: Standing
     why: str = ""
+    vmid: int | None = None
 
     @property
     def believed(self) -> bool:
@@ -102,14 +113,27 @@ class Judge:
         uids = parse_status_uids(self._root.read_record(f"/proc/{pid}/task/{pid}/status"))
         cgroup = self._root.read_record(f"/proc/{pid}/task/{pid}/cgroup")
         libvirts = self.in_libvirts_cgroup(cgroup)
+        scopes = (_PROXMOX.fullmatch(path) for path in self._roots_cgroups(cgroup))
+        vmid = next((int(m[1]) for m in scopes if m is not None), None)
         why = ""
-        if not libvirts:
+        if vmid is not None and uids != (0, 0, 0):
+            users = ", ".join(map(str, sorted(set(uids))))
+            why = f"it runs in the scope of Proxmox VE's guest {vmid}, and is user {users}'s"
+        elif not libvirts:
             why = self._wrong_user(uids)
         if not why:
             vouched = libvirts or uids == (0, 0, 0) or (pid, start_time) in self._earlier
             why = self._wrong_file(pid, exe, vouched, libvirts)
         standing = Standing.UNKNOWN if libvirts else Standing.PLAIN
-        return Decision(pid, start_time, uids[0], Standing.STRANGER if why else standing, why)
+        return Decision(pid, start_time, uids[0], Standing.STRANGER if why else standing, why, vmid)
+
+    def monitor(self, vmid: int) -> str:
+        """The QMP socket of a guest of Proxmox VE. Raises ObserveError when it is not root's."""
+        path = f"{MONITORS}/{vmid}.qmp"
+        problem = self._path_problem(path, stat.S_ISSOCK)
+        if problem:
+            raise ObserveError(f"{problem}: not asked")
+        return path
 
     def in_libvirts_cgroup(self, text: str) -> bool:
         """Whether /proc/TID/cgroup shows a cgroup that root's libvirt made."""
@@ -165,10 +189,11 @@ class Judge:
         """Why somebody other than root could change the file that ``path`` names; "" when nobody
         can. It must be a directory if ``directory``, otherwise a regular file."""
         if path not in self._problems:
-            self._problems[path] = self._path_problem(path, directory)
+            kind = stat.S_ISDIR if directory else stat.S_ISREG
+            self._problems[path] = self._path_problem(path, kind)
         return self._problems[path]
 
-    def _path_problem(self, path: str, directory: bool) -> str:
+    def _path_problem(self, path: str, kind: Callable[[int], bool]) -> str:
         above = path.rpartition("/")[0] or "/"
         if path != "/":
             # From the top: nothing below a directory of somebody else's is read.
@@ -181,9 +206,8 @@ class Judge:
             return f"{path}{_MISSING}"
         except OSError as error:
             return f"{path}: {error.strerror}"
-        kind = stat.S_ISDIR if directory else stat.S_ISREG
         if not kind(found.mode):
-            return f"{path} is no {'directory' if directory else 'regular file'}"
+            return f"{path} is no {_KINDS[kind]}"
         return _not_roots(path, found)
 
     def _wrong_user(self, uids: tuple[int, int, int]) -> str:

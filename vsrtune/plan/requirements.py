@@ -57,6 +57,7 @@ from vsrtune.policy.model import (
 from vsrtune.policy.yaml_reader import KeyPath, dotted
 
 EMULATOR_CGROUP = "emulator"
+_WITHOUT_VHOST = "no vhost-net: a thread of QEMU moves its frames, on the emulator's CPUs"
 # By interface and queue, None for all of its queues: the policy's key and the CPUs.
 _Named = Mapping[tuple[str, int | None], tuple[str, CpuSet]]
 
@@ -250,6 +251,10 @@ def requirements_of(context: Context, guest: Guest, policy: Policy) -> Requireme
             else:
                 out.occupants.extend(staying(context.host, guest, [thread], context.online))
     _check_vcpu_cpus(out)
+    for nic in guest.other_nics:
+        out.skip(f"interface {nic.mac} ({nic.label})", nic.why)
+    for interface in (i for i in guest.interfaces if not i.vhost):
+        out.skip(f"interface {interface.target}", _WITHOUT_VHOST)
     _housekeepers(context, out)
     _check_realtime(context, out)
     _check_deadline(out)
@@ -349,8 +354,6 @@ def _device_keys(out: Requirements, role: Role) -> _Named:
             out.refuse(keys, reason, f"it has {interface.queues}, counted from 0")
         else:
             named[interface.target, queue] = (str(key), cpus)
-            if role is Role.VHOST and not interface.vhost:
-                out.skip(f"vhost {interface.target} CPUs", "the interface does not use vhost-net")
             if role is Role.NAPI and interface.kind is not NicKind.NAPI_MACVTAP:
                 reason = f"the interface is {interface.kind.value}, only napi_macvtap has a thread"
                 out.skip(f"napi {interface.target} CPUs", reason)

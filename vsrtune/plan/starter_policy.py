@@ -24,7 +24,7 @@ from vsrtune.plan.interrupt_cpus import IrqChoice, interrupt_cpus
 from vsrtune.plan.planner import plan
 from vsrtune.plan.requirements import label
 from vsrtune.plan.safety.projection import project
-from vsrtune.policy.matching import PLAIN_QEMU, Match, match
+from vsrtune.policy.matching import Match, match
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 from vsrtune.policy.schema import DEFAULT_PROFILE, PROFILES, as_written
@@ -113,7 +113,7 @@ def policy_name(guest: Guest) -> str:
     """The guest's name as a policy writes it, in quotes, with a line for its user unless that is
     root; its UUID if the name cannot be written. Raises VsrtuneError for a guest that no policy
     can name."""
-    kind = PLAIN_QEMU if guest.source == "qemu" else ""
+    kind = "" if guest.source == "libvirt" else f"{guest.source}:"
     user = f"\nuser: {guest.uid}" if guest.uid else ""
     literal = "".join(f"[{c}]" if c in "*?[" else c for c in guest.name)
     for name in (kind + literal, kind + guest.uuid):

@@ -16,10 +16,8 @@ from vsrtune.model.plan import Refusal, Skipped
 from vsrtune.model.stepdown import NO_STEPS, UNTIL, StepLevel, Steps
 from vsrtune.policy.guest_budget import divided
 from vsrtune.policy.lowering import lowered
-from vsrtune.policy.model import Policy
+from vsrtune.policy.model import PROXMOX, WITHOUT_LIBVIRT, Policy
 from vsrtune.policy.parser import literal
-
-PLAIN_QEMU = "qemu:"
 
 # A pin would wait 30 s for libvirt's job, and everything else for the pin (virDomainObjBeginJob).
 _BUSY = "libvirt is busy starting, restoring, saving or migrating it: tuned when that is done"
@@ -28,6 +26,8 @@ _UNCONFIRMED = (
     "libvirt does not answer and has not confirmed that this process is its guest: what it has "
     "stays, nothing is added; see: systemctl status libvirtd virtqemud"
 )
+_LISTED = " (`vsrtune show` lists processes that are not believed)"
+SCOPE = "/qemu.slice/VMID.scope"
 # guest.ref of a plain QEMU that is not root's.
 _OTHERS = re.compile(r"qemu:.*@([0-9]{1,10})", re.ASCII | re.DOTALL)
 
@@ -40,11 +40,11 @@ class QemuFilter:
     users: frozenset[int] = frozenset([0])
     policies: tuple[Policy, ...] | None = None
 
-    def asks(self, uid: int, name: str, uuid: str) -> bool:
+    def asks(self, uid: int, source: str, name: str, uuid: str) -> bool:
         """Whether the monitor of that plain QEMU may be asked."""
         if self.policies is None:
             return True
-        return any(_plain(p, uid, name, uuid) is not Match.NONE for p in self.policies)
+        return any(_plain(p, uid, source, name, uuid) is not Match.NONE for p in self.policies)
 
 
 def qemu_filter(policies: Sequence[Policy], refs: Iterable[str] = ()) -> QemuFilter:
@@ -66,23 +66,23 @@ class Match(Enum):
 def match(policy: Policy, guest: Guest) -> Match:
     """How a policy names ``guest``.
 
-    ``qemu:`` patterns name plain QEMU processes of the policy's user only, all others libvirt
-    guests only, so that ``*`` does not reach beyond libvirt. A UUID is an exact name. No pattern
-    names a guest of another libvirt, because its CPUs are for that libvirt to assign.
+    ``qemu:`` patterns name plain QEMU processes of the policy's user only, ``proxmox:`` patterns
+    those of Proxmox VE, all others libvirt guests only, so that ``*`` does not reach beyond
+    libvirt. A UUID is an exact name. No pattern names a guest of another libvirt, because its CPUs
+    are for that libvirt to assign.
     """
     if guest.source == "foreign":
         return Match.NONE
-    if guest.source == "qemu":
-        return _plain(policy, guest.uid, guest.name, guest.uuid)
-    if policy.guest.startswith(PLAIN_QEMU):
+    if guest.source != "libvirt":
+        return _plain(policy, guest.uid, guest.source, guest.name, guest.uuid)
+    if policy.guest.startswith(WITHOUT_LIBVIRT):
         return Match.NONE
     return _named(policy.guest, guest.name, guest.uuid)
 
 
-def _plain(policy: Policy, uid: int, name: str, uuid: str) -> Match:
-    if not policy.guest.startswith(PLAIN_QEMU) or policy.uid != uid:
-        return Match.NONE
-    return _named(policy.guest.removeprefix(PLAIN_QEMU), name, uuid)
+def _plain(policy: Policy, uid: int, source: str, name: str, uuid: str) -> Match:
+    kind, _, pattern = policy.guest.partition(":")
+    return _named(pattern, name, uuid) if (kind, policy.uid) == (source, uid) else Match.NONE
 
 
 def _named(pattern: str, name: str, uuid: str) -> Match:
@@ -170,19 +170,26 @@ def no_guest(policy: Policy) -> str:
 
 
 def _whose(policy: Policy) -> str:
-    if not policy.guest.startswith(PLAIN_QEMU):
+    if policy.guest.startswith(PROXMOX):
+        return f": no QEMU of root runs in such a scope, {SCOPE}{_LISTED}"
+    if not policy.guest.startswith(WITHOUT_LIBVIRT):
         return ""
     user = "root" if policy.user is None else policy.user
-    return f" of user {user} (`vsrtune show` lists processes that are not believed)"
+    return f" of user {user}{_LISTED}"
 
 
 def _twins(guests: Sequence[Guest], policy: Policy) -> Refusal:
     pids = " and ".join(str(g.pid) for g in guests)
+    what = f"{len(guests)} processes have this name"
+    hint = "end one of them, or start it with a name of its own (-name)"
+    if guests[0].source == "proxmox":
+        what = f"{len(guests)} processes run in {SCOPE.replace('VMID', guests[0].name)}"
+        hint = "end the one that Proxmox VE did not start (qm list)"
     return Refusal(
         guests[0].ref,
         policy.at("guest"),
-        f"{len(guests)} processes have this name: {pids}; none of them is tuned",
-        "end one of them, or start it with a name of its own (-name)",
+        f"{what}: {pids}; none of them is tuned",
+        hint,
     )
 
 

@@ -31,6 +31,10 @@ IRQ_KEYS: KeyPath = ("cpus", "irq")
 # The kernel's own default; longer turns starve more.
 MAX_SLICE_MS = 100
 
+# How the names of guests begin that no libvirt runs.
+PROXMOX = "proxmox:"
+WITHOUT_LIBVIRT = ("qemu:", PROXMOX)
+
 CpuChoice = CpuSet | Auto
 VcpuMap = tuple[tuple[int, CpuSet], ...]
 DeviceMap = tuple[tuple[str, CpuSet], ...]

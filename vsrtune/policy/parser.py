@@ -28,6 +28,8 @@ from vsrtune.policy.model import (
     AUTO,
     IRQ_KEYS,
     MAX_SLICE_MS,
+    PROXMOX,
+    WITHOUT_LIBVIRT,
     CpuChoice,
     DeviceMap,
     Policy,
@@ -47,6 +49,8 @@ BUDGET_KEYS = ("runtime", "period", "deadline", "bandwidth")
 _ESCAPED = re.compile(r"\[([*?[])\]")
 _LITERAL = re.compile(r"(\[[*?[]\]|[^*?[])*")
 _BRACKETS = re.compile(r"\[(!.|[^!])[^]]*\]", re.DOTALL)
+# A VMID, or a glob of them.
+_VMID = re.compile(r"[-0-9*?!\[\]]+", re.ASCII)
 _BUDGET = "write {class: deadline, runtime: 8ms, period: 10ms}"
 
 
@@ -176,6 +180,9 @@ class _Reader:
             return ""
         if text == "qemu:":
             self.fail(("guest",), "no name follows qemu:", "write qemu:NAME or qemu:*")
+        if text.startswith(PROXMOX) and not _VMID.fullmatch(text, len(PROXMOX)):
+            hint = f"write {PROXMOX}101 (`qm list` has the numbers) or {PROXMOX}*"
+            self.fail(("guest",), f"{text[len(PROXMOX) :]!r} is not the VMID of a guest", hint)
         if _unclosed(text):
             self.fail(("guest",), "a [ has no closing ]", "write [[] for the character [ itself")
         return str(text)
@@ -185,7 +192,7 @@ class _Reader:
         if user is not None and not str(self.get(data, "guest") or "").startswith("qemu:"):
             self.fail(
                 ("user",),
-                "libvirt itself says which process is its guest",
+                "libvirt itself, or Proxmox VE, says which process is its guest",
                 "remove it, or name a plain QEMU: guest: qemu:NAME",
             )
         return user if user is None or isinstance(user, int) else str(user)
@@ -194,7 +201,7 @@ class _Reader:
         name = self.get(data, "attachment")
         if name is None:
             return None
-        if str(self.get(data, "guest") or "").startswith("qemu:"):
+        if str(self.get(data, "guest") or "").startswith(WITHOUT_LIBVIRT):
             self.fail(
                 ("attachment",),
                 "plain QEMU cannot be given other interfaces",

@@ -230,7 +230,8 @@ SCHEMA: dict[str, Any] = {
         )
         | {
             "description": "libvirt name, UUID, or glob of names (*, ?, [abc]); a literal *, ? or "
-            "[ is written [*], [?], [[]. qemu:NAME means plain QEMU processes.",
+            "[ is written [*], [?], [[]. qemu:NAME means plain QEMU processes, "
+            "proxmox:VMID guests of Proxmox VE.",
         },
         "user": {
             "description": "The user, by name or number, that runs the plain QEMU of guest: "

@@ -20,6 +20,9 @@ from vsrtune.views.host_view import ThreadView
 # The share of the time from which on a thread never sleeps, or a CPU is full. Ticks and other
 # short interruptions take the rest.
 FULL = 0.9
+# The share of the time in the run queue from which on a thread never sleeps: a wait that has not
+# ended when the interval does is not counted, and may be most of a second (sched_rt_runtime_us).
+WAITS = 0.7
 # The share of the arriving frames from which on a loss tells of a limit.
 LOSS = 0.005
 # A loss and a thread that are this clear leave no doubt.
@@ -173,7 +176,7 @@ def _named(
 
 def _never_sleeps(view: ThreadView) -> bool:
     """Whether a thread ran, or waited for a CPU or for its budget, all the time."""
-    return _wanted(view) >= FULL or view.use.throttled
+    return _wanted(view) >= FULL or (view.use.wait or 0.0) >= WAITS or view.use.throttled
 
 
 def _starved(view: ThreadView, flow: Flow) -> bool:

@@ -122,6 +122,14 @@ def guest_tables(guest: Guest, threads: Iterable[ThreadView]) -> list[Table]:
                 spare=("queues", "vhost", "model"),
             ),
             Table.of(
+                f"Interfaces of {guest.ref} without a tap",
+                [
+                    {"kind": n.label, "model": n.model or NOTHING, "MAC": n.mac, "frames": n.why}
+                    for n in guest.other_nics
+                ],
+                text=("frames",),
+            ),
+            Table.of(
                 f"Frames of {guest.ref}, counted by the module",
                 served,
                 spare=("own queue, most", "rings, most", "to siblings"),
@@ -325,7 +333,8 @@ def _summary(plan: Plan, assignment: Assignment | None, switched: Collection[str
     for action in plan.actions:
         changes.setdefault(action.target.guest, []).append(action)
     empty = {guest.ref: EMPTY for guest, policy in pairs if not policy.asks}
-    left = {s.guest: "left alone, see below" for s in plan.skipped if _asked_in_vain(s)}
+    settings = (s for s in plan.skipped if not s.subject.startswith("interface "))
+    left = {s.guest: "left alone, see below" for s in settings if _asked_in_vain(s)}
     refused = {r.guest: "refused, see below" for r in plan.refusals}
     nothing = {**empty, **dict.fromkeys(switched, "on another attachment"), **left, **refused}
     rows = [

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import recorded_hosts
 from click.shell_completion import ShellComplete
 
 from vsrtune.cli import main
-from vsrtune.observe.qemu_processes import ProcessTable
+from vsrtune.host.qemu_cmdline import QemuArgs
+from vsrtune.observe.qemu_processes import Processes, ProcessTable, QemuProcess
+from vsrtune.observe.trust import Standing
 
 
 def completed(*words: str) -> list[str]:
@@ -61,8 +62,9 @@ def test_of_this_host_guests_and_policy_files_can_be_tried() -> None:
     assert "no-such-guest" not in completed("attach", "no-such-guest")
 
 
-def guest(name: str, *, libvirt: bool = True) -> SimpleNamespace:
-    return SimpleNamespace(args=SimpleNamespace(name=name, libvirt=libvirt))
+def guest(name: str, *, libvirt: bool = True, vmid: int | None = None) -> QemuProcess:
+    args = QemuArgs(name, "", libvirt, guest=True, qmp=(), netdevs=())
+    return QemuProcess(1, 1, 0, Standing.PLAIN, vmid=vmid, args=args)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +77,8 @@ def test_every_word_that_names_a_guest_is_completed_and_none_that_a_shell_would_
 ) -> None:
     monkeypatch.delenv("VSRTUNE_ROOT")
     names = ("vr1", "r-2.b", "$(reboot)", "`x`", "a b", "a\nplain,b", "~", "*", "")
-    found = SimpleNamespace(qemus=[*map(guest, names), guest("fw", libvirt=False)])
+    others = (guest("fw", libvirt=False), guest("x", libvirt=False, vmid=101))
+    found = Processes((*map(guest, names), *others), {}, ())
     monkeypatch.setattr(ProcessTable, "scan", lambda *_: found)
     plain = [word for word in completed(*words.split(), "") if word != "file"]
-    assert plain == ["qemu:fw", "r-2.b", "vr1"]
+    assert plain == ["proxmox:101", "qemu:fw", "r-2.b", "vr1"]

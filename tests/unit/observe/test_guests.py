@@ -21,6 +21,7 @@ from vsrtune.observe.guests import (
     VcpuFinder,
 )
 from vsrtune.observe.qemu_processes import ProcessTable
+from vsrtune.observe.trust import Judge
 from vsrtune.policy.matching import QemuFilter
 
 UUID = "c0ffee00-0000-4000-8000-000000000001"
@@ -98,6 +99,7 @@ def try_read(
         processes=found,
         traced=lambda key: (seen or {}).get(key.tid),
         vcpus=VcpuFinder(),
+        judge=Judge(root),
     )
     return reader.read(found.qemus[0], of)
 
@@ -325,21 +327,21 @@ def test_a_monitor_is_asked_again_only_when_threads_change() -> None:
     now = [0.0]
     finder = VcpuFinder(lambda: now[0])
     tids = frozenset((50, 60, 61))
-    assert finder.find(root, process, tids) == ({61: 0}, "")
+    assert finder.find(root, process, tids, Judge(root)) == ({61: 0}, "")
     tree.qmp(50, {}, "busy")
-    assert finder.find(root, process, tids) == ({61: 0}, "")
-    assert finder.find(root, process, tids | {70})[1] != ""
+    assert finder.find(root, process, tids, Judge(root)) == ({61: 0}, "")
+    assert finder.find(root, process, tids | {70}, Judge(root))[1] != ""
     # A busy monitor is left in peace for a while, for longer each time.
     now[0] = 5.0
-    assert finder.find(root, process, tids | {70})[1] != ""
+    assert finder.find(root, process, tids | {70}, Judge(root))[1] != ""
     tree.qmp(50, {"0": 70})
     now[0] = 12.0
-    assert finder.find(root, process, tids | {70})[1] != ""
+    assert finder.find(root, process, tids | {70}, Judge(root))[1] != ""
     now[0] = 14.0
-    assert finder.find(root, process, tids | {70}) == ({70: 0}, "")
+    assert finder.find(root, process, tids | {70}, Judge(root)) == ({70: 0}, "")
     finder.forget_all_but(set())
     tree.qmp(50, {"0": 60})
-    assert finder.find(root, process, tids | {70}) == ({60: 0}, "")
+    assert finder.find(root, process, tids | {70}, Judge(root)) == ({60: 0}, "")
 
 
 def test_all_monitors_of_a_look_share_its_time() -> None:
@@ -362,7 +364,7 @@ def test_all_monitors_of_a_look_share_its_time() -> None:
     for look in range(1, 4):
         begin = now[0]
         finder.update(QemuFilter())
-        problems = [finder.find(root, p, frozenset([p.pid]))[1] for p in processes]
+        problems = [finder.find(root, p, frozenset([p.pid]), Judge(root))[1] for p in processes]
         assert now[0] - begin <= MONITORS_SECONDS
         assert len(asked) == len(set(asked)) == look
         assert problems.count(NO_TIME) == 200 - look

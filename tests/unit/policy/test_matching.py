@@ -43,6 +43,13 @@ def plain(name: str = "vr1", uid: int = 0) -> Guest:
         ("qemu:vr1", router(), NONE),
         ("qemu:*", router(), NONE),
         ("vr1", plain(), NONE),
+        ("proxmox:101", router("101", source="proxmox"), EXACT),
+        ("proxmox:1?1", router("101", source="proxmox"), GLOB),
+        ("proxmox:101", router("101", source="qemu"), NONE),
+        ("proxmox:101", router("101"), NONE),
+        ("qemu:101", router("101", source="proxmox"), NONE),
+        ("101", router("101", source="proxmox"), NONE),
+        ("*", router("101", source="proxmox"), NONE),
         ("*", plain(), NONE),
         ("qemu:vr1", plain(), EXACT),
         ("qemu:*", plain(), GLOB),
@@ -65,7 +72,7 @@ def test_how_a_policy_names_a_guest(pattern: str, guest: Guest, how: Match) -> N
 def test_a_plain_qemu_is_named_with_its_user(user: str, uid: int, how: Match) -> None:
     found = policy("qemu:vr1", user)
     assert match(found, plain(uid=uid)) is how
-    assert QemuFilter(policies=(found,)).asks(uid, "vr1", "") is (how is EXACT)
+    assert QemuFilter(policies=(found,)).asks(uid, "qemu", "vr1", "") is (how is EXACT)
 
 
 def test_which_plain_qemus_may_be_guests() -> None:
@@ -74,10 +81,10 @@ def test_which_plain_qemus_may_be_guests() -> None:
         ["vr1", "qemu:x", "qemu:y@12", "qemu:z@12345678901"],
     )
     assert found.users == {0, 7, 12}
-    assert found.asks(7, "a", "")
-    assert not found.asks(0, "a", "")
-    assert not found.asks(7, "c", "")
-    assert QemuFilter().asks(7, "c", "")
+    assert found.asks(7, "qemu", "a", "")
+    assert not found.asks(0, "qemu", "a", "")
+    assert not found.asks(7, "qemu", "c", "")
+    assert QemuFilter().asks(7, "qemu", "c", "")
     assert QemuFilter().users == {0}
 
 

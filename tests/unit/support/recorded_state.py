@@ -49,9 +49,10 @@ def passes(
         first, *others = host.snapshot.guests
         host.snapshot = replace(host.snapshot, guests=(replace(first, name=rename), *others))
     source = source.replace(*CROWDED.get(name, ("", "")))
+    plain = "proxmox:*" if "proxmox" in name else "qemu:*"
     policies = tuple(
         parse(source.format(guest=guest), f"/etc/vsrtune/policies/{file}.yaml")
-        for file, guest in (("routers", "*"), ("plain", "qemu:*"))
+        for file, guest in (("routers", "*"), ("plain", plain))
     )
     with (
         tempfile.TemporaryDirectory() as place,

@@ -112,7 +112,7 @@ def test_every_thread_and_interface_of_a_recorded_host_is_told(name: str) -> Non
     text = document(state).text
     for guest in snapshot.guests:
         view = told[guest.ref]
-        assert view.policy.endswith("plain.yaml" if guest.source == "qemu" else "routers.yaml")
+        assert view.policy.endswith("routers.yaml" if guest.source == "libvirt" else "plain.yaml")
         assert {t.tid for t in view.threads} == {t.key.tid for t in guest.threads}
         assert {t.priority for t in view.threads if t.sched_class == "rr"} == {10}
         assert {i.device for i in view.interfaces} == {i.target for i in guest.interfaces}

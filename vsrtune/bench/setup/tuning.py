@@ -141,7 +141,8 @@ class Tuner:
         """Whether something waits in a router under test; others get no traffic."""
         refs = {action.target.guest for action, _ in result.pending}
         refs |= {skipped.guest for skipped in plan.skipped if skipped.pending}
-        return HOST_REF in refs or any(self._names(r.removeprefix("qemu:"), r) for r in refs)
+        names = {r: r.removeprefix("qemu:").removeprefix("proxmox:") for r in refs}
+        return HOST_REF in refs or any(self._names(names[r], r) for r in refs)
 
 
 def libvirt_pins(snapshot: Snapshot, names: Collection[str], cpus: CpuSet) -> Plan:
