@@ -31,7 +31,7 @@ from vsrtune.views.top_frame import make_frame
 TRIALS = int(os.environ.get("LAB_TRIALS") or 3)
 TOLD = Path("/mnt/share/bottleneck.jsonl")
 # Of a trial's interval.
-SECONDS = 3.0
+SECONDS = 5.0
 # Frames go by each of so many rules, of which none matches.
 RULES = 2000
 VCPU_CPU, VHOST_CPU = 1, 2
