@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Names the stage of a guest's path that limits what it forwards. Pure.
 
-The path is that of Kawashima and Nakayama's KVM routers (seed 004, sections 3.3 and 4.1): a NIC's
-interrupt and its SoftIRQ, the ring of the tap, the vhost worker that fills the guest's receive
-queue, the vcpu, the vhost worker that sends. Two facts name the stage: where frames are lost, and
-which thread behind that place never sleeps. A thread that has nothing to do sleeps, so the stage
-behind a full one has time left.
+The path is that of a KVM router (Abeni, Kiraly, Li, Bianco, On the Performance of KVM-Based Virtual
+Routers, sections 3.3 and 4.1): a NIC's interrupt and its SoftIRQ, the ring of the tap, the vhost
+worker that fills the guest's receive queue, the vcpu, the vhost worker that sends. Two facts name
+the stage: where frames are lost, and which thread behind that place never sleeps. A thread that
+has nothing to do sleeps, so the stage behind a full one has time left.
 """
 
 from __future__ import annotations
