@@ -13,6 +13,7 @@ from . import (
     cache,
     debugkernel,
     emulator,
+    frr,
     guests,
     hosttools,
     image,
@@ -73,7 +74,8 @@ def _dispatch(arguments: argparse.Namespace) -> int:
     if options.kernel:
         disk = debugkernel.get(disk, options.kernel)
     module = kmod.get(disk) if options.kmod and kmod.present() else None
-    return session.run(options, emulator.get(), disk, session.Brought(deb, module))
+    routing = frr.get(disk) if options.frr else None
+    return session.run(options, emulator.get(), disk, session.Brought(deb, module, routing))
 
 
 def _kmod(arguments: argparse.Namespace) -> int:
@@ -131,6 +133,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         plain_qemu=arguments.plain_qemu,
         apparmor=arguments.apparmor,
         ipv6=arguments.ipv6,
+        frr=arguments.frr,
         install=not arguments.no_install,
         reboots=arguments.reboots,
         kmod=not arguments.no_kmod,
@@ -168,6 +171,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--plain-qemu", action="store_true", help="one more router, pq1, without libvirt")
     add("--apparmor", action="store_true", help="AppArmor and audit are on, as Debian has them")
     add("--ipv6", action="store_true", help="the routers forward IPv6, too")
+    add("--frr", action="store_true", help="the libvirt routers have FRR, peers and a firewall")
     add("--share", type=Path, metavar="DIR", help="appears as /mnt/share, writable")
     add("--reboots", action="store_true", help="CMD may have the lab rebooted, and runs again")
     add("--no-install", action="store_true", help="do not install the working tree")
