@@ -15,7 +15,7 @@ from labhelp import LabGuest
 
 # Longer than the hold time of BGP, 9 s.
 SECONDS = 20
-# Of what the untuned router forwards.
+# Of what the untuned router forwards in overload.
 LOAD = 1
 
 
