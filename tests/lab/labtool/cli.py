@@ -11,9 +11,9 @@ from pathlib import Path
 
 from . import (
     cache,
+    chroot,
     debugkernel,
     emulator,
-    frr,
     guests,
     hosttools,
     image,
@@ -27,6 +27,8 @@ from . import (
 from .errors import LabError
 from .options import Options
 from .releases import RELEASES
+
+_PACK_FRR = Path(__file__).resolve().parent.parent / "inimage/pack-frr"
 
 
 def main() -> int:
@@ -74,7 +76,7 @@ def _dispatch(arguments: argparse.Namespace) -> int:
     if options.kernel:
         disk = debugkernel.get(disk, options.kernel)
     module = kmod.get(disk) if options.kmod and kmod.present() else None
-    routing = frr.get(disk) if options.frr else None
+    routing = chroot.output(disk, "frr", _PACK_FRR) if options.frr else None
     return session.run(options, emulator.get(), disk, session.Brought(deb, module, routing))
 
 

@@ -48,8 +48,8 @@ BOOTS = "boots"
 
 @dataclass(frozen=True)
 class Brought:
-    """What a lab is brought: the package of the working tree, and what kmod.get and frr.get
-    returned."""
+    """What a lab is brought: the package of the working tree, what kmod.get returned, and what
+    inimage/pack-frr left."""
 
     package: Path | None = None
     modules: Path | None = None
