@@ -6,12 +6,12 @@ record of the router's sessions beside it, and a pause after each trial until th
 
 leaves the bench's result in OUT. Each of its trials has one key more, "control":
 
-    before      whether all sessions were up and all routes there as the load began
+    before      whether all sessions were up and all routes there before the bench warmed up
     loaded      how many of the ticks (half a second each) below were under load
     bgp, ospf, bfd, routes
                 a digit a tick from the first under load until all was back: 1 for up, or for all
                 routes at the peer behind the router
-    drops       how often BGP's and BFD's session was lost from then on
+    drops       how often BGP's and BFD's session was lost since then
     converged   seconds from the end of the load until all was back, null for not within PATIENCE
     snmp, ssh   milliseconds until the router answered each request, null for not at all
 """
@@ -95,6 +95,7 @@ def control(ticks: list[dict[str, Any]], trial: Trial, routes: int) -> dict[str,
         > _LOADED * trial.load.total * (ticks[number]["at"] - ticks[number - 1]["at"])
     ]
     last = loaded[-1]
+    fresh = ticks[loaded[0] - 1]
     # Warming up is no part of it.
     first = next(n for n in loaded if ticks[n]["at"] > ticks[last]["at"] - trial.seconds)
     seen = ticks[first:]
@@ -103,11 +104,11 @@ def control(ticks: list[dict[str, Any]], trial: Trial, routes: int) -> dict[str,
     )
     answers = [one for tick in ticks[first : last + 1] for one in tick["answers"]]
     return {
-        "before": all(up(ticks[first - 1], name, routes) for name in SESSIONS),
+        "before": all(up(fresh, name, routes) for name in SESSIONS),
         "loaded": last - first + 1,
         **{name: "".join(str(int(up(t, name, routes))) for t in seen) for name in SESSIONS},
         "drops": {
-            name: max(0, ticks[-1]["drops"][name] - ticks[first - 1]["drops"][name])
+            name: max(0, ticks[-1]["drops"][name] - fresh["drops"][name])
             for name in ticks[-1]["drops"]
         },
         "converged": None if back is None else round(ticks[back]["at"] - ticks[last]["at"], 1),

@@ -20,7 +20,7 @@ from experiments.text import offered, percent, ranged, table
 
 TIMES = (1.0, 2.0, 4.0)
 RATES = (1000, 2000, 4000)
-ROUNDS, SECONDS = 3, 20.0
+ROUNDS, SECONDS = 3, 15.0
 RUN = "sessions"
 # Seconds between two looks at the sessions.
 TICK = 0.5
