@@ -14,6 +14,9 @@ from vsrtune.core.stats import Ratio, paired_ratio
 
 from .beddata import BedRun, bed_run
 
+# What stands beside the bench's own result.
+_HEAD = ("calibration", "rules", "routes")
+
 
 class Missing(Exception):
     """A run that has not been made."""
@@ -27,6 +30,7 @@ class Data:
         self._figure = figure
         self._read: dict[str, Outcome] = {}
         self._heads: dict[str, dict[str, Any]] = {}
+        self._controls: dict[str, list[dict[str, Any]]] = {}
         self._beds: dict[str, BedRun] = {}
 
     def of(self, figure: str) -> Data:
@@ -34,6 +38,7 @@ class Data:
         other = Data(self._raw, figure)
         other._read = self._read
         other._heads = self._heads
+        other._controls = self._controls
         other._beds = self._beds
         return other
 
@@ -42,7 +47,8 @@ class Data:
         key = self._key(run)
         if key not in self._read:
             found = json.loads(self._text(f"{key}.json"))
-            self._heads[key] = {name: found.pop(name, None) for name in ("calibration", "rules")}
+            self._heads[key] = {name: found.pop(name, None) for name in _HEAD}
+            self._controls[key] = [trial.pop("control", {}) for trial in found["trials"]]
             self._read[key] = outcome_from_json(json.dumps(found), key)
         return self._read[key]
 
@@ -50,6 +56,20 @@ class Data:
         """Turns of a fixed loop per second, before and after the run; nothing of an old one."""
         self.outcome(run)
         return self._heads[self._key(run)]["calibration"] or []
+
+    def routes(self, run: str) -> int:
+        """How many routes a router with FRR had."""
+        self.outcome(run)
+        return int(self._heads[self._key(run)]["routes"])
+
+    def control(self, run: str, trial: Trial) -> dict[str, Any]:
+        """What the peers of a router with FRR saw of a trial (sessions.py)."""
+        trials = self.outcome(run).trials
+        return next(
+            seen
+            for one, seen in zip(trials, self._controls[self._key(run)], strict=True)
+            if one is trial
+        )
 
     def rules(self, run: str) -> str | None:
         """The commit of the rules that stood when a run was made; None of an old one."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from experiments.data import Data, Missing
-from experiments.figures import fairness, fig03, fig20, isolation, napi_isolation, peers
+from experiments.figures import fairness, fig03, fig20, frr, isolation, napi_isolation, peers
 from experiments.judge import Judge, Place, above, compared, rounds, top
 from experiments.page import REACHED, counted, decided, judged, pages
 from experiments.plan import GROUP, Claim, Figure, Run, Verdict, shipped
@@ -36,11 +36,11 @@ the trials allow the point and its opposite, *not judged* that they decide nothi
 _NOT = (
     "A real NIC, a link, or a host that is not emulated: the labs run on TCG, over veth.",
     "The delay of a guest's frames: only that of routers in namespaces was measured.",
-    "Real router software (VyOS, OPNsense, OpenWrt): the guests are Linux that forwards.",
+    "VyOS, OPNsense or OpenWrt as they come: the guests are Debian's kernel that forwards, some with FRR.",
 )
 # The other pages, in the order in which to read them.
 _APPENDIX = (
-    "peers", "no-harm", "levers", "demo", "queue", "paper", "module-guest", "napi-macvlan",
+    "peers", "frr", "no-harm", "levers", "demo", "queue", "paper", "module-guest", "napi-macvlan",
     "scale", "events",
 )  # fmt: skip
 
@@ -101,7 +101,7 @@ def text(figures: Sequence[Figure], docs: Path) -> str:
     ]
     found = _Found(figures, docs, data, points)
     lines = ["# What was found", "", *_wrapped(_HEAD), ""]
-    for part in (_forwards, _costs, _beside, _rest, _not_measured):
+    for part in (_forwards, _sessions, _costs, _beside, _rest, _not_measured):
         lines += [*part(found), ""]
     links = (f"[{name}]({name}.md)" for name in _APPENDIX)
     return "\n".join([*lines, *_wrapped(f"**Appendix:** {', '.join(links)}.")]) + "\n"
@@ -207,6 +207,29 @@ def _policy_then(data: Data) -> list[str]:
 
 def _classes(policy: Policy) -> list[SchedRule]:
     return [rule for rule in (policy.vcpu_sched, policy.vhost_sched) if rule is not None]
+
+
+def _sessions(found: _Found) -> list[str]:
+    """Of a router with FRR, on each kernel."""
+    rows, notes = [], []
+    names = (*frr.OTHERS, peers.OURS)
+    for figure in (frr.FIGURE, frr.BOOKWORM_FIGURE):
+        data = found.data.of(figure.id)
+        kernel = figure.title.rpartition(", ")[2]
+        if not data.has(frr.RUN):
+            rows.append([kernel, "", *("not measured" for _ in names)])
+            continue
+        for times, load in zip(frr.TIMES, data.loads(frr.RUN), strict=True):
+            cells = [frr.told(data, name, load) for name in names]
+            rows.append([kernel, f"{times:g}x, {load:,.0f} pps", *cells])
+        notes += _item(f"The aims, {kernel}: {_tally(found.of(figure.id))}.")
+    return [
+        "## Whether FRR keeps its BGP session", "",
+        *table(("", "offered", *names), rows), "",
+        *_item("A cell: in how many trials the session was kept, and for how much of the load's time it "
+               "was up. [OSPF, BFD, SNMP and SSH](frr.md)."),
+        *notes,
+    ]  # fmt: skip
 
 
 def _costs(found: _Found) -> list[str]:

@@ -302,6 +302,9 @@ def words_for(run: dict[str, Any], fresh: Path) -> list[str]:
         python = ["env", f"PYTHONPATH={HERE}", sys.executable, "-B"]
         return [*python, "-m", "nslab", str(spec), str(fresh)]
     paths = write_specs(run)
+    if run["sessions"]:
+        words = [sys.executable, "-B", str(HERE / "sessions.py"), run["router"]]
+        return [*words, str(run["pairs"]), str(run["seed"]), str(fresh), *paths]
     words = ["vsrtune", "bench"]
     words += ["run"] if len(paths) == 1 else ["compare", "--pairs", str(run["pairs"])]
     return [*words, "--seed", str(run["seed"]), "--json", str(fresh), *paths]

@@ -85,6 +85,7 @@ def _boot(boot: Boot, runs: Sequence[tuple[str, Run]], raw: Path, budget: int, c
             shutil.copytree(raw, share / "raw")
         command = [str(LAB), "run", "--release", boot.release, "--cpus", str(boot.cpus)]
         command += ["--guests", str(len(boot.guests)), "--nic", boot.nic]
+        command += ["--frr"] if boot.frr else []
         command += ["--share", name, "--quiet-failure"]
         command += ["--timeout", str(enough + _GRACE), "--"]
         command += ["python3", "/mnt/tests/experiments/inlab.py"]

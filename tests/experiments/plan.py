@@ -53,6 +53,8 @@ class Boot:
     nic: str = "veth"
     # Prefixes below 10.128.0.0/9 that this host, as the native router, has.
     native_routes: int | None = None
+    # The routers have FRR, with peers outside (the lab's --frr).
+    frr: bool = False
 
 
 @dataclass(frozen=True)
@@ -70,6 +72,8 @@ class Run:
     With a ``group``, what a group's file says below `group:`, that is made before and ended
     after, its balancers too, and all its ``guests`` are the router, addressed as the first of
     them. ``router`` is then the one whose addresses it has.
+
+    With ``sessions`` those of its router, which has FRR, are watched (sessions.py).
 
     With a ``bed`` it is not a run of the bench but one of namespace routers (nslab), whose
     topology and method it describes; a configuration then names a kind of virtual device.
@@ -94,6 +98,7 @@ class Run:
     # Command lines around it, for what is not running in a lab by itself.
     before: tuple[tuple[str, ...], ...] = ()
     after: tuple[tuple[str, ...], ...] = ()
+    sessions: bool = False
     bed: Mapping[str, Any] | None = None
 
     @property
@@ -114,6 +119,7 @@ class Run:
         changes = self.pairs * len(self.configurations) if len(self.configurations) > 1 else 1
         slow = any("attachment" in c for c in self.configurations)
         made = 60 if self.group else 0
+        made += 20 * self.trials if self.sessions else 0
         made += (
             10 * self.pairs * len({str(c["scale"]) for c in self.configurations if "scale" in c})
         )

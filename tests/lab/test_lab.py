@@ -101,8 +101,9 @@ DEBIAN = ("--cpus", "3", "--apparmor", "--ipv6")
 WORLD = ("test_world.py",)
 AS_DEBIAN = (*WORLD, "test_tune.py", "test_hotplug.py", "test_travel.py")
 TUTORIAL = ("test_tutorial.py",)
+FRR = ("test_frr.py",)
 # In the labs of real NICs, with two guests, or in a lab of their own.
-ELSEWHERE = (*ALONE, *GROUPS, *STILL, *REBOOT, *WORLD, *WHOLE, *TUTORIAL)
+ELSEWHERE = (*ALONE, *GROUPS, *STILL, *REBOOT, *WORLD, *WHOLE, *TUTORIAL, *FRR)
 # The longest first, since several may run at once.
 MATRIX = [
     Boot("bookworm", "veth", VETH, core=True),
@@ -127,6 +128,8 @@ MATRIX = [
         for kind in ("kasan", "kcsan")
     ),
     Boot("trixie", "tutorial", ("--cpus", "2"), TUTORIAL),
+    Boot("bookworm", "frr", ("--cpus", "2", "--frr"), FRR),
+    Boot("trixie", "frr", ("--cpus", "2", "--frr"), FRR),
     Boot("trixie", "pair", PAIR, GROUPS),
     Boot("bookworm", "pair", PAIR, GROUPS),
 ]

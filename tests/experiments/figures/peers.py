@@ -28,17 +28,17 @@ FACTORS = (2.0, 4.0)
 RUN = "overload"
 PEAK = "untuned"
 OWN = "own-peak"
-UNTUNED, LIBVIRT, _TUNED, OURS = "untuned", "libvirt pins", "TuneD virtual-host", "vsrtune"
+UNTUNED, LIBVIRT, TUNED, OURS = "untuned", "libvirt pins", "TuneD virtual-host", "vsrtune"
 # The lab's own command: starts TuneD, and takes back what TuneD itself leaves.
 _TUNED_APPLY = ["/run/lab/bin/lab-tuned", "start", "virtual-host"]
 _TUNED_REVERT = ["/run/lab/bin/lab-tuned", "stop"]
 
 
-def _configurations() -> tuple[dict[str, Any], ...]:
+def configurations() -> tuple[dict[str, Any], ...]:
     return (
         untuned(UNTUNED),
         libvirt_pins(LIBVIRT, "1"),
-        {"name": _TUNED, "tuning": "command", "apply": _TUNED_APPLY, "revert": _TUNED_REVERT},
+        {"name": TUNED, "tuning": "command", "apply": _TUNED_APPLY, "revert": _TUNED_REVERT},
         policy(OURS, shipped("router")),
     )
 
@@ -65,7 +65,7 @@ def _bound(native: str) -> Any:
 
 def _plots(figure: str, data: Data) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
-    names = [str(c["name"]) for c in _configurations()]
+    names = [str(c["name"]) for c in configurations()]
     for factor, load in zip(FACTORS, data.loads(RUN), strict=True):
         columns = {name: [t.pps for t in data.trials(RUN, name, load)] for name in names}
         if data.has(NATIVE):
@@ -84,7 +84,7 @@ def _runs(boot: Boot, figure: str) -> tuple[Run, ...]:
             rates=(4000, 8000, 12000, 16000, 24000, 32000), pairs=5, seed=21,
         ),
         Run(
-            RUN, boot, _configurations(), scaled=(peak, FACTORS), pairs=11, seed=22, seconds=2.0
+            RUN, boot, configurations(), scaled=(peak, FACTORS), pairs=11, seed=22, seconds=2.0
         ),
         Run(
             OWN, boot, (policy(OURS, shipped("router")),),
@@ -119,8 +119,8 @@ def _figure(figure: str, boot: Boot, title: str) -> Figure:
             ),
             Claim(
                 "More than with TuneD's profile.",
-                more(RUN, OURS, _TUNED),
-                causes(RUN, _TUNED),
+                more(RUN, OURS, TUNED),
+                causes(RUN, TUNED),
             ),
             Claim(
                 "At four times the untuned peak it is within 5 % of its own peak.",

@@ -10,14 +10,17 @@ files are copied out of the disk with debugfs, which needs no mount; programs th
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import tempfile
 from pathlib import Path
 
-from . import hosttools, progress
+from . import cache, hosttools, progress
 from .errors import LabError
+from .image import Image
 
 _TIMEOUT = 900
+_TAIL = 40
 _DEVICES = ("null", "zero", "urandom")
 
 # $1 is the disk, $2 an empty directory, $3 the job.
@@ -41,6 +44,23 @@ exit $status
 """
 # A private mount namespace takes its mounts with it, and they their loop device.
 _ALONE = ("unshare", "--mount", "--propagation", "private", "--")
+
+
+def output(image: Image, kind: str, script: Path) -> Path:
+    """What the script leaves in the image's system, which reaches Debian's packages, made if need be."""
+
+    def build(scratch: Path) -> None:
+        progress.step(f"{script.name} in the image")
+        shutil.copy(script, scratch / "run")
+        shutil.copy("/etc/resolv.conf", scratch)
+        status, said = run(image.disk, scratch)
+        (scratch / "log").write_text(said)
+        if status != 0:
+            progress.block(script.name, said.splitlines()[-_TAIL:])
+            raise LabError(f"{script.name} failed in the image, status {status}")
+
+    key = cache.digest([image.place.name.encode(), script.read_bytes()])
+    return cache.entry(kind, image.place.name.rpartition("-")[0], key, build) / "out"
 
 
 def run(disk: Path, job: Path, timeout: float = _TIMEOUT) -> tuple[int, str]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from . import (
     cache,
+    chroot,
     debugkernel,
     emulator,
     guests,
@@ -26,6 +27,8 @@ from . import (
 from .errors import LabError
 from .options import Options
 from .releases import RELEASES
+
+_PACK_FRR = Path(__file__).resolve().parent.parent / "inimage/pack-frr"
 
 
 def main() -> int:
@@ -73,7 +76,8 @@ def _dispatch(arguments: argparse.Namespace) -> int:
     if options.kernel:
         disk = debugkernel.get(disk, options.kernel)
     module = kmod.get(disk) if options.kmod and kmod.present() else None
-    return session.run(options, emulator.get(), disk, session.Brought(deb, module))
+    routing = chroot.output(disk, "frr", _PACK_FRR) if options.frr else None
+    return session.run(options, emulator.get(), disk, session.Brought(deb, module, routing))
 
 
 def _kmod(arguments: argparse.Namespace) -> int:
@@ -131,6 +135,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         plain_qemu=arguments.plain_qemu,
         apparmor=arguments.apparmor,
         ipv6=arguments.ipv6,
+        frr=arguments.frr,
         install=not arguments.no_install,
         reboots=arguments.reboots,
         kmod=not arguments.no_kmod,
@@ -168,6 +173,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--plain-qemu", action="store_true", help="one more router, pq1, without libvirt")
     add("--apparmor", action="store_true", help="AppArmor and audit are on, as Debian has them")
     add("--ipv6", action="store_true", help="the routers forward IPv6, too")
+    add("--frr", action="store_true", help="the libvirt routers have FRR, peers and a firewall")
     add("--share", type=Path, metavar="DIR", help="appears as /mnt/share, writable")
     add("--reboots", action="store_true", help="CMD may have the lab rebooted, and runs again")
     add("--no-install", action="store_true", help="do not install the working tree")

@@ -36,6 +36,9 @@ _PLAIN_INDEX = 200
 _BALANCERS = 220
 MAX_GUESTS = 100
 MEMORY_MIB = 256
+FRR_MEMORY_MIB = 512
+# Of the firewall of a router with FRR; every frame is compared with each.
+_RULES = 1000
 
 _KERNEL = "/boot/router-vmlinux"
 _INITRD = "/run/lab/router.cpio"
@@ -66,6 +69,7 @@ class Guest:
     # Processes that spin in it, as a routing daemon that converges does.
     busy: int = 0
     ipv6: bool = False
+    frr: bool = False
 
     def mac(self, nic: int) -> str:
         return _mac(self.index, nic)
@@ -83,6 +87,7 @@ class Guest:
             f"nic={self.mac(0)},10.10.{i}.1/24,{gen},10.10.{i}.2,10.10.{i}.96/27"
             f" nic={self.mac(1)},10.20.{i}.1/24,{sink},10.20.{i}.2,10.20.{i}.96/27"
             f"{self._shared_roles} busy={self.busy} ipv6.disable={int(not self.ipv6)} {_QUICK}"
+            + (f" rdinit=/frr-init rules={_RULES}" if self.frr else "")
         )
 
     @property
@@ -118,6 +123,7 @@ def of(options: Options) -> list[Guest]:
             linked,
             options.busy,
             options.ipv6,
+            options.frr,
         )
         for index, name in enumerate(names, start=first)
     ]
@@ -180,10 +186,13 @@ def _mac(index: int, nic: int) -> str:
 
 def domain(guest: Guest) -> str:
     queues = f" queues='{guest.queues}'" if guest.queues > 1 else ""
-    interfaces = "\n".join(_interface(guest.mac(nic), nic, queues) for nic in (0, 1))
+    # OSPF's multicasts come through a macvtap whose filter follows the guest's.
+    trust = " trustGuestRxFilters='yes'" if guest.frr else ""
+    interfaces = "\n".join(_interface(guest.mac(nic), nic, queues, trust) for nic in (0, 1))
     return _domain(
-        guest.name, guest.index, guest.vcpus, _INITRD, guest.kernel_arguments, interfaces
-    )
+        guest.name, guest.index, guest.vcpus, _INITRD, guest.kernel_arguments, interfaces,
+        FRR_MEMORY_MIB if guest.frr else MEMORY_MIB,
+    )  # fmt: skip
 
 
 def balancer(number: int, nics: tuple[int, ...]) -> str:
@@ -199,9 +208,9 @@ def balancer(number: int, nics: tuple[int, ...]) -> str:
     return _domain(f"lb{number}", index, 1, BALANCER_INITRD, arguments, "\n".join(devices))
 
 
-def _interface(mac: str, nic: int, queues: str = "") -> str:
+def _interface(mac: str, nic: int, queues: str = "", trust: str = "") -> str:
     return f"""\
-    <interface type='direct'>
+    <interface type='direct'{trust}>
       <mac address='{mac}'/>
       <source dev='p{nic}' mode='bridge'/>
       <model type='virtio'/>
@@ -210,11 +219,19 @@ def _interface(mac: str, nic: int, queues: str = "") -> str:
     </interface>"""
 
 
-def _domain(name: str, index: int, vcpus: int, initrd: str, arguments: str, devices: str) -> str:
+def _domain(
+    name: str,
+    index: int,
+    vcpus: int,
+    initrd: str,
+    arguments: str,
+    devices: str,
+    memory: int = MEMORY_MIB,
+) -> str:
     return f"""\
 <domain type='kvm'>
   <name>{escape(name)}</name>
-  <memory unit='MiB'>{MEMORY_MIB}</memory>
+  <memory unit='MiB'>{memory}</memory>
   <vcpu>{vcpus}</vcpu>
   <os>
     <type arch='x86_64' machine='pc'>hvm</type>

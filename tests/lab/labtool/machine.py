@@ -12,7 +12,7 @@ from typing import Self
 
 from . import linked
 from .emulator import Emulator
-from .guests import MEMORY_MIB, nic_mac
+from .guests import FRR_MEMORY_MIB, MEMORY_MIB, nic_mac
 from .image import Image
 from .options import Options
 from .serial_log import Complaint, complaints
@@ -168,7 +168,8 @@ def _command(
     # only make its software page walks longer.
     command += ["-accel", "tcg,thread=multi", "-cpu", "max,la57=off"]
     command += ["-machine", "pc,vmport=off,hpet=off", "-smp", str(options.cpus)]
-    command += ["-m", str(2560 + guests * (MEMORY_MIB + 160))]
+    each = FRR_MEMORY_MIB + 320 if options.frr else MEMORY_MIB + 160
+    command += ["-m", str(2560 + guests * each)]
     command += ["-display", "none", "-serial", f"file:{run / 'serial.log'}"]
     if not options.reboots:
         command += ["-no-reboot"]

@@ -19,6 +19,8 @@ class Options:
     busy: int = 0
     nic: str = "veth"
     plain_qemu: bool = False
+    # The routers have FRR, a firewall, SSH and SNMP, and peers outside.
+    frr: bool = False
     # As Debian boots: AppArmor and audit are on.
     apparmor: bool = False
     # The routers and both ends have IPv6, too.

@@ -48,10 +48,12 @@ BOOTS = "boots"
 
 @dataclass(frozen=True)
 class Brought:
-    """What the working tree brings into a lab: its package, and what kmod.get returned."""
+    """What a lab is brought: the package of the working tree, what kmod.get returned, and what
+    inimage/pack-frr left."""
 
     package: Path | None = None
     modules: Path | None = None
+    frr: Path | None = None
 
 
 def run(options: Options, emulator: Emulator, image: Image, brought: Brought) -> int:
@@ -100,9 +102,12 @@ def _attempt(options: Options, emulator: Emulator, image: Image, brought: Brough
         _prepare(control, options, brought)
         boot = image.boot_modules.read_bytes() + _script_archive("boot-init", work)
         (work / "boot.cpio").write_bytes(boot)
-        (control / "router.cpio").write_bytes(
-            image.router_modules.read_bytes() + _script_archive("router-init", work)
-        )
+        router = image.router_modules.read_bytes() + _script_archive("router-init", work)
+        if brought.frr is not None:
+            # Of two files of one name the last counts.
+            router += (brought.frr / "router.cpio").read_bytes()
+            router += _script_archive("frr-init", work, "frr-init")
+        (control / "router.cpio").write_bytes(router)
         share = options.share
         if share is None:
             share = work / "share"
@@ -116,9 +121,9 @@ def _attempt(options: Options, emulator: Emulator, image: Image, brought: Brough
                     shutil.copy(machine.serial, share / SERIAL)
 
 
-def _script_archive(script: str, work: Path) -> bytes:
+def _script_archive(script: str, work: Path, name: str = "init") -> bytes:
     archive = cpio.Archive()
-    archive.file("init", (_LAB / "inlab" / script).read_bytes(), 0o755)
+    archive.file(name, (_LAB / "inlab" / script).read_bytes(), 0o755)
     target = work / f"{script}.cpio"
     archive.write(target)
     return target.read_bytes()
@@ -146,6 +151,8 @@ def _prepare(control: Path, options: Options, brought: Brought) -> None:
         shutil.copytree(brought.modules, control / "modules")
         shutil.copytree(_TESTS.parent / "kmod" / "tests", control / "kmod-tests")
         shutil.copy(_LAB / "labtool" / "serial_log.py", control / "kmod-tests")
+    if brought.frr is not None:
+        shutil.copytree(brought.frr / "root", control / "frr", symlinks=True)
     if options.member is not None:
         _prepare_link(control, options, options.member)
     (control / "command").write_text("exec " + shlex.join(options.command) + "\n")

@@ -17,7 +17,7 @@ pytest.importorskip("matplotlib")
 
 from experiments import found, judge, lab, page, reserve
 from experiments.data import Data
-from experiments.figures import FIGURES
+from experiments.figures import FIGURES, frr, peers
 from experiments.plan import TREE, Claim, Verdict
 
 from vsrtune.bench.report.files import outcome_to_json
@@ -255,6 +255,78 @@ class TestJudge:
         found = self.answer(data, judge.compared(judge.above(), [pair]))
         assert found.answer == "refused"
         assert "not interleaved" in found.text
+
+
+class TestSessions:
+    """The rules on a router with FRR; four rounds of three loads in four configurations."""
+
+    GOOD: Mapping[str, Any] = {
+        "before": True, "loaded": 10, "bgp": "1" * 12, "ospf": "1" * 12, "bfd": "1" * 12,
+        "routes": "1" * 12, "drops": {"bgp": 0, "bfd": 0}, "converged": 0.0,
+        "snmp": [10.0] * 4, "ssh": [90.0],
+    }  # fmt: skip
+    LOST: Mapping[str, Any] = {
+        **GOOD,
+        "bgp": "1" * 6 + "0" * 4 + "11",
+        "drops": {"bgp": 1, "bfd": 0},
+    }
+    LATE: Mapping[str, Any] = {**GOOD, "before": False}
+    SLOW: Mapping[str, Any] = {**GOOD, "snmp": [10.0, None, None, None]}
+
+    def data(self, place: Path, *others: Mapping[str, Any], ours: Mapping[str, Any] = GOOD) -> Data:
+        """What the peers saw at the highest load: of ours, and by round of all others."""
+        names = (*frr.OTHERS, peers.OURS)
+        made = [
+            samples.trial(name, load, 900) for _ in range(4) for name in names for load in LOADS
+        ]
+        store(place, "frr/sessions", compared(made))
+        path = place / "frr/sessions.json"
+        result = json.loads(path.read_text()) | {"routes": 10}
+        turns = [others[turn % len(others)] if others else self.GOOD for turn in range(4)]
+        for number, trial in enumerate(result["trials"]):
+            seen = ours if trial["configuration"] == peers.OURS else turns[number // (4 * 3)]
+            trial["control"] = dict(seen if trial["load"]["pps"]["vr1"] == LOADS[-1] else self.GOOD)
+        path.write_text(json.dumps(result))
+        return Data(place).of("frr")
+
+    def answers(self, data: Data) -> dict[str, str]:
+        return {c.text: page.decided(c, data).answer for c in frr.FIGURE.claims}
+
+    def test_all_is_kept(self, tmp_path: Path) -> None:
+        found = self.answers(self.data(tmp_path))
+        assert [a for text, a in found.items() if "keep" in text] == ["agrees"] * 7
+        assert [a for text, a in found.items() if "keep" not in text] == ["open"] * 2
+
+    def test_a_session_lost_once_is_not_kept(self, tmp_path: Path) -> None:
+        found = self.answers(self.data(tmp_path, ours=self.LOST))
+        assert found["At 4 times it, vsrtune keeps BGP."] == "differs"
+        assert found["At 4 times it, vsrtune keeps OSPF."] == "agrees"
+        assert (
+            found["At 4 times it, BGP is up for more of the time than with each other."]
+            == "differs"
+        )
+
+    def test_more_is_more_in_every_round(self, tmp_path: Path) -> None:
+        text = "At 4 times it, BGP is up for more of the time than with each other."
+        assert self.answers(self.data(tmp_path / "a", self.LOST))[text] == "agrees"
+        assert self.answers(self.data(tmp_path / "b", self.LOST, self.GOOD))[text] == "open"
+        text = "At 4 times it, more requests of SNMP are answered than with each other."
+        assert self.answers(self.data(tmp_path / "c", self.SLOW))[text] == "agrees"
+
+    def test_a_trial_that_began_without_a_session_decides_nothing(self, tmp_path: Path) -> None:
+        good = [self.GOOD] * 3
+        text = "At 4 times it, BGP is up for more of the time than with each other."
+        found = self.answers(self.data(tmp_path / "a", self.LATE, *good))
+        assert found[text] == "open"
+        assert self.answers(self.data(tmp_path / "b", self.LATE, self.GOOD))[text] == "refused"
+
+    def test_the_tables_tell_what_was_lost(self, tmp_path: Path) -> None:
+        lines = frr._tables(self.data(tmp_path, {**self.LOST, "snmp": [1.0, None]}, ours=self.SLOW))
+        (untuned,) = (line for line in lines if line.startswith("| 4x, 64,000 | untuned |"))
+        assert (
+            "| 0 of 4 | 4 of 4 | 4 of 4 | 60.0 (60.0..60.0) | 0.0 (0.0..0.0) | none / none | 50 |"
+            in untuned
+        )
 
 
 def test_rules_are_committed_before_they_judge(

@@ -15,7 +15,8 @@ from ruamel.yaml import YAML
 
 pytest.importorskip("matplotlib")
 
-from experiments import inlab
+import bench_samples as samples
+from experiments import inlab, sessions
 from experiments.figures import FIGURES, budgets, fairness, isolation
 from experiments.nslab import counters, measure, probes, traffic
 from experiments.nslab.beds import Bed, Kind
@@ -118,6 +119,52 @@ def test_budgets_are_those_named() -> None:
             assert reserved(configuration["policy"]) == pytest.approx(named)
     own = isolation.FIGURE.runs[0].configurations[0]["policy"]
     assert reserved(own) == pytest.approx({1: 40})
+
+
+class TestSessions:
+    """What the record beside the bench makes of what the peers see."""
+
+    def control(self, lost: range = range(0), routes: Mapping[int, int] | None = None) -> Any:
+        """Of a trial of two seconds from 3.0 on, after half a second of warming up from 2.0 on, at
+        1,000 pps; BGP's session is lost in these ticks of half a second each."""
+        ticks: list[dict[str, Any]] = []
+        sent = 0
+        for number in range(20):
+            at = number / 2
+            sent += 500 if at == 2.5 or 3.5 <= at <= 5.0 else 3
+            drops = {"bgp": int(number in lost or number > max(lost, default=99)), "bfd": 2}
+            ticks.append(
+                {
+                    "at": at, "sent": sent, "bgp": number not in lost, "ospf": True, "bfd": False,
+                    "drops": drops, "routes": (routes or {}).get(number, 10),
+                }
+            )  # fmt: skip
+        lines = [
+            *ticks,
+            {"at": 4.1, "snmp": 0.0123},
+            {"at": 4.2, "ssh": None},
+            {"at": 1.0, "snmp": 1},
+        ]
+        return sessions.control(sessions.in_order(lines), samples.trial("a", 1000, 900), 10)
+
+    def test_only_what_was_under_load_and_after_it_counts(self) -> None:
+        found = self.control()
+        assert found["loaded"] == 4
+        assert found["bgp"] == found["ospf"] == "1" * 13
+        assert (found["snmp"], found["ssh"]) == ([12.3], [None])
+        assert found["drops"] == {"bgp": 0, "bfd": 0}
+
+    def test_all_is_back_when_all_sessions_and_routes_are(self) -> None:
+        for session in ("ospf", "routes"):
+            assert self.control()[session][0] == "1"
+        assert self.control()["before"] is False  # BFD never was up
+        assert self.control()["converged"] is None
+
+    def test_a_session_that_was_lost(self) -> None:
+        found = self.control(range(9, 12), {11: 4, 12: 9})
+        assert found["bgp"] == "1100011111111"
+        assert found["routes"] == "1111001111111"
+        assert found["drops"]["bgp"] == 1
 
 
 # -- namespace routers

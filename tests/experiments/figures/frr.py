@@ -1,0 +1,241 @@
+"""Real router software under overload: whether FRR's sessions last, and the router still answers.
+
+The rules stand before any measurement. A session is kept in a trial when the peer saw it up on every
+tick, from the first under load until all was back, and counted no loss of it. A trial that began before all
+sessions were up and all routes there decides nothing of sessions. A session is kept at a load when it is
+in every round. Three rounds are too few for an interval: more, or less, means in each of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from experiments.data import Data
+from experiments.figures import peers
+from experiments.judge import Judge, Place, kept, rounds, top
+from experiments.plan import Boot, Claim, Figure, Run, Verdict, untuned
+from experiments.text import offered, percent, ranged, table
+
+TIMES = (1.0, 2.0, 4.0)
+RATES = (1000, 2000, 4000)
+ROUNDS, SECONDS = 3, 15.0
+RUN = "sessions"
+# Seconds between two looks at the sessions.
+TICK = 0.5
+_UP, _DOWN = "#0072B2", "#D55E00"
+_PEAK = "peak"
+NAMES = {"bgp": "BGP", "ospf": "OSPF", "bfd": "BFD"}
+OTHERS = (peers.UNTUNED, peers.LIBVIRT, peers.TUNED)
+# What one trial's record says.
+Control = Mapping[str, Any]
+
+
+def watched(data: Data, load: float, *configurations: str) -> list[tuple[Control, ...]]:
+    """What the peers saw in these configurations at a load, by round. Raises as ``rounds``."""
+    places = [Place(RUN, name, load) for name in configurations]
+    every = [tuple(data.control(RUN, t) for t in each) for each in rounds(data, *places)]
+    return kept(every, lambda each: all(one["before"] for one in each), places)
+
+
+def lasted(one: Control, session: str) -> bool:
+    """Whether the session was kept."""
+    return "0" not in one[session] and not one["drops"].get(session)
+
+
+def up(one: Control, session: str) -> float:
+    """The share of the load's time in which the session was up."""
+    return one[session][: one["loaded"]].count("1") / one["loaded"]
+
+
+def answered(one: Control, what: str) -> float:
+    """The share of the requests that were answered."""
+    return sum(took is not None for took in one[what]) / max(len(one[what]), 1)
+
+
+def _load(data: Data, times: float) -> float:
+    return data.loads(RUN)[TIMES.index(times)]
+
+
+def _keeps(session: str, times: float, configurations: Sequence[str]) -> Judge:
+    """Whether each of these keeps a session at a load."""
+
+    def judge(data: Data) -> Verdict:
+        load = _load(data, times)
+        found = {name: [o for (o,) in watched(data, load, name)] for name in configurations}
+        good = {name: sum(lasted(o, session) for o in each) for name, each in found.items()}
+        text = ", ".join(f"{name}: in {good[name]} of {len(found[name])}" for name in found)
+        whole = all(good[name] == len(found[name]) for name in found)
+        return Verdict("agrees" if whole else "differs", f"{text} rounds at {offered(load)}")
+
+    return judge
+
+
+def _more(what: str, value: Callable[[Control], float], others: Sequence[str]) -> Judge:
+    """Whether the tuned router has more of something than each other, in every round, at the
+    highest load; less in every round is the opposite."""
+
+    def judge(data: Data) -> Verdict:
+        answers, texts = [], []
+        for other in others:
+            pairs = [
+                (value(a), value(b)) for a, b in watched(data, top(data, RUN), peers.OURS, other)
+            ]
+            ours, theirs = ([100 * v for v in side] for side in zip(*pairs, strict=True))
+            answers.append(
+                "agrees" if all(a > b for a, b in pairs)
+                else "differs" if all(a < b for a, b in pairs)
+                else "open"
+            )  # fmt: skip
+            texts.append(f"{what} {ranged(ours)} %, {other} {ranged(theirs)} %")
+        answer = "agrees" if set(answers) == {"agrees"} else "open"
+        return Verdict("differs" if "differs" in answers else answer, "; ".join(texts))
+
+    return judge
+
+
+def _claims() -> tuple[Claim, ...]:
+    every = (*OTHERS, peers.OURS)
+    most = f"{TIMES[-1]:g} times"
+    return (
+        Claim(
+            "At the untuned peak, each keeps BGP and OSPF.",
+            _both([_keeps(name, TIMES[0], every) for name in ("bgp", "ospf")]),
+        ),
+        *(
+            Claim(f"At {times:g} times it, vsrtune keeps {NAMES[name]}.", _keeps(name, times, [peers.OURS]))
+            for times in TIMES[1:]
+            for name in NAMES
+        ),
+        Claim(
+            f"At {most} it, BGP is up for more of the time than with each other.",
+            _more("vsrtune", partial(up, session="bgp"), OTHERS),
+        ),
+        Claim(
+            f"At {most} it, more requests of SNMP are answered than with each other.",
+            _more("vsrtune", partial(answered, what="snmp"), OTHERS),
+        ),
+    )  # fmt: skip
+
+
+def _both(judges: Sequence[Judge]) -> Judge:
+    def judge(data: Data) -> Verdict:
+        found = [one(data) for one in judges]
+        answer = "agrees" if all(v.answer == "agrees" for v in found) else "differs"
+        return Verdict(answer, "; ".join(v.text for v in found))
+
+    return judge
+
+
+def told(data: Data, name: str, load: float) -> str:
+    """Of a configuration at a load: how often BGP was kept, and how long it was up."""
+    seen = [data.control(RUN, trial) for trial in data.trials(RUN, name, load)]
+    shares = percent(up(o, "bgp") for o in seen)
+    return f"{sum(lasted(o, 'bgp') for o in seen)} of {len(seen)}, {shares} %"
+
+
+def _tables(data: Data) -> list[str]:
+    heads = [
+        "load",
+        "configuration",
+        "forwarded",
+        *(f"{n} kept" for n in NAMES.values()),
+        "BGP up %",
+    ]
+    heads += ["all back after, s", "SNMP ms, P50 / P99", "lost %", "SSH ms, P50", "lost %"]
+    rows = []
+    for times in TIMES:
+        load = _load(data, times)
+        for name in (*OTHERS, peers.OURS):
+            trials = data.trials(RUN, name, load)
+            seen = [data.control(RUN, trial) for trial in trials]
+            cells = [ranged([t.pps for t in trials])]
+            cells += [f"{sum(lasted(o, s) for o in seen)} of {len(seen)}" for s in NAMES]
+            cells += [percent(up(o, "bgp") for o in seen), _back(seen), *_delays(seen, "snmp")]
+            cells += _delays(seen, "ssh", (0.5,))
+            rows.append([f"{times:g}x, {load:,.0f}", name, *cells])
+    head = (
+        f"Median (lowest..highest) of {len(seen)} rounds. {data.routes(RUN):,} routes. The delays are of all "
+        "requests of the rounds; one without an answer counts as slower than any."
+    )
+    return [head, "", *table(heads, rows)]
+
+
+def _back(seen: Sequence[Control]) -> str:
+    """After how many seconds all was back, where something was lost."""
+    lost = [o for o in seen if not all(lasted(o, s) for s in NAMES)]
+    if not lost:
+        return "-"
+    never = sum(o["converged"] is None for o in lost)
+    found = ranged([o["converged"] for o in lost if o["converged"] is not None], 1)
+    return f"{found}{f', {never} not in time' if never else ''}"
+
+
+def _delays(seen: Sequence[Control], what: str, parts: Sequence[float] = (0.5, 0.99)) -> list[str]:
+    took = [t for o in seen for t in o[what]]
+    known = sorted(t for t in took if t is not None)
+    places = [round(part * (len(took) - 1)) for part in parts]
+    each = [f"{known[place]:,.0f}" if place < len(known) else "none" for place in places]
+    return [" / ".join(each), f"{100 * (1 - len(known) / max(len(took), 1)):.0f}"]
+
+
+def _plots(figure: str, title: str, data: Data) -> Mapping[str, Any]:
+    """A strip for each trial: when the peer saw BGP's session up, and when not."""
+    from matplotlib.figure import Figure as Drawing
+
+    drawn = Drawing(figsize=(8.0, 4.6), layout="constrained")
+    drawn.suptitle(title, fontsize=11)
+    for axes, times in zip(drawn.subplots(1, len(TIMES), sharey=True), TIMES, strict=True):
+        load = _load(data, times)
+        axes.set_title(f"{times:g}x, {offered(load)}", fontsize=9)
+        for row, name in enumerate((*OTHERS, peers.OURS)):
+            trials = data.trials(RUN, name, load)
+            for number, trial in enumerate(trials):
+                seen = data.control(RUN, trial)
+                for state, colour in (("1", _UP), ("0", _DOWN)):
+                    spans = [(TICK * n, TICK) for n, s in enumerate(seen["bgp"]) if s == state]
+                    place = row + 0.8 * number / len(trials) - 0.4
+                    axes.broken_barh(spans, (place, 0.7 / len(trials)), facecolors=colour)
+        axes.axvline(max(t.seconds for t in trials), color="#000000", linewidth=0.9, linestyle=":")
+        axes.set_yticks(range(len(OTHERS) + 1), (*OTHERS, peers.OURS), fontsize=8)
+        axes.set_xlabel("seconds", fontsize=8)
+        axes.tick_params(axis="x", labelsize=8)
+    drawn.axes[0].invert_yaxis()
+    drawn.supxlabel(
+        "a strip is a trial; blue: BGP established; orange: lost; dotted: the load ends",
+        fontsize=7.5,
+    )
+    return {figure: drawn}
+
+
+def _figure(figure: str, release: str, title: str) -> Figure:
+    boot = Boot(f"frr-{release}", release, frr=True)
+    peak = f"{figure}/{_PEAK}"
+    return Figure(
+        id=figure,
+        title=title,
+        paper="",
+        ours="One router of one vcpu on two CPUs: Debian's kernel, FRR and nftables, whose 1,000 rules in "
+        "the forward hook every frame is compared with. Its peer, FRR in the generator's namespace, "
+        "shares the loaded way into the router: BGP (keepalive 3 s, hold 9 s), OSPF (hello 1 s, dead 4 s) and "
+        "BFD (3 times 300 ms), which nothing depends on. The peer announces routes that the router "
+        "announces to a peer behind it. SNMP (a request every 0.5 s) and SSH (the banner, every 2 s) "
+        "are asked from where the load comes. A load is so many times the untuned peak.",
+        runs=(
+            Run(_PEAK, boot, (untuned(peers.UNTUNED),), rates=RATES, pairs=3, seed=61),
+            Run(
+                RUN, boot, peers.configurations(), scaled=(peak, TIMES), sessions=True,
+                pairs=ROUNDS, seed=62, seconds=SECONDS,
+                before=(("lab-peers", "start"),), after=(("lab-peers", "stop"),),
+            ),
+        ),
+        claims=_claims(),
+        plots=partial(_plots, figure, f"BGP under overload, {title.rpartition(', ')[2]}"),
+        native=None,
+        tables=_tables,
+    )  # fmt: skip
+
+
+FIGURE = _figure("frr", "trixie", "A router with FRR, kernel 6.12 (Debian 13)")
+BOOKWORM_FIGURE = _figure("frr-6.1", "bookworm", "A router with FRR, kernel 6.1 (Debian 12)")
