@@ -41,7 +41,7 @@ _NOT = (
 # The other pages, in the order in which to read them.
 _APPENDIX = (
     "peers", "frr", "no-harm", "levers", "demo", "queue", "paper", "module-guest", "napi-macvlan",
-    "scale", "events",
+    "scale", "events", "bottlenecks",
 )  # fmt: skip
 
 
@@ -294,6 +294,7 @@ def _rest(found: _Found) -> list[str]:
                f"routers (MSR): {_gain(stages)}."),
         *_item(f"**Cost**: {_cost(found.docs)}"),
         *_item(f"**Reaction**: {_reaction(found.docs)}"),
+        *_item(f"**[Bottlenecks](bottlenecks.md)**: {_named(found.docs)}"),
         *_item(f"**[The papers](paper.md)**: {_tally(found.on('paper'))}."), "",
         *_pictures(found, ("napi-isolation-two", _see_chains), (fig20.FIGURE.id, _see_members)),
     ]  # fmt: skip
@@ -312,6 +313,19 @@ def _cost(docs: Path) -> str:
         f"With {most['guests']} guests ({most['threads']} threads, synthetic) an hour without events "
         f"takes the daemon {hour:.0f} s of a CPU, {hour / 36:.1f} %; it grows by {most['resident, MiB']} "
         f"MiB; one changed guest takes {most['one changed guest, ms']} ms."
+    )
+
+
+def _named(docs: Path) -> str:
+    told = [
+        json.loads(line)["right"]
+        for path in sorted((docs / "raw/bottlenecks").glob("*.jsonl"))
+        for line in path.read_text().splitlines()
+    ]
+    if not told:
+        return "Not measured."
+    return (
+        f"`vsrtune top` named {sum(told)} of {len(told)} limits right that trials made on purpose."
     )
 
 
