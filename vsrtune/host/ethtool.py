@@ -28,7 +28,7 @@ _SLACK = 256 * 7
 _ATTEMPTS = 5
 
 
-def control() -> socket.socket:
+def _control() -> socket.socket:
     """A socket for requests about devices. Any kind will do (net/socket.c, sock_do_ioctl); for
     AF_UNIX our units need no further address family."""
     return socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -46,7 +46,7 @@ def parse_statistics(names: bytes, values: bytes) -> dict[str, int]:
 def statistics(device: str) -> dict[str, int]:
     """The device's statistics, empty when its driver has none. Raises OSError: ENODEV
     when there is no such device, EAGAIN when it changed at every attempt."""
-    with control() as channel:
+    with _control() as channel:
         for _ in range(_ATTEMPTS):
             count = _count(channel, device, _SS_STATS)
             if not count:
@@ -65,7 +65,7 @@ def _count(channel: socket.socket, device: str, strings: int) -> int:
     """The number of strings in a set."""
     request = ctypes.create_string_buffer(struct.pack("=IIQI", _GSSET_INFO, 0, 1 << strings, 0), 20)
     try:
-        ioctl(channel, device, request)
+        _ioctl(channel, device, request)
     except OSError as error:
         if error.errno == errno.EOPNOTSUPP:
             return 0
@@ -82,11 +82,11 @@ def _ask(
     Returns the count that the kernel wrote and the data."""
     start = struct.pack(f"={len(head)}I", *head)
     request = ctypes.create_string_buffer(start, len(start) + room)
-    ioctl(channel, device, request)
+    _ioctl(channel, device, request)
     return int(struct.unpack_from("=I", request.raw, len(start) - 4)[0]), request.raw[len(start) :]
 
 
-def ioctl(channel: socket.socket, device: str, request: ctypes.Array[ctypes.c_char]) -> None:
+def _ioctl(channel: socket.socket, device: str, request: ctypes.Array[ctypes.c_char]) -> None:
     """One request of SIOCETHTOOL, which the kernel answers in place. Raises OSError."""
     name = os.fsencode(device)
     if len(name) > 15:
