@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import golden
 import pytest
@@ -207,6 +207,46 @@ class TestRates:
         assert list(self.frame(gone).rates) == ["vr1"]
         assert self.frame(self.after, shared=True).rates == {}
         assert "forwarded" not in text(self.frame(self.after, shared=True))
+
+
+class TestBottlenecks:
+    """What of the samples each guest's path is judged by."""
+
+    first, second = samples.guest(), samples.guest("vr2", 200)
+    seen = samples.snapshot(first, second)
+    frames: ClassVar = {"macvtap100": GuestFrames(2000, 0, 0), "macvtap200": GuestFrames(0, 0, 0)}
+
+    def stages(self, drops: dict[DropPlace, int], **changed: Any) -> dict[str, tuple[str, str]]:
+        seen = replace(self.seen, **changed)
+        cpus = {cpu: CpuTimes(0, 0, 0) for cpu in range(4)}
+        full = cpus | {0: CpuTimes(200, 0, 190)}
+        before = sample(seen, 0, {101: (0, 0), 201: (0, 0)}, dict.fromkeys(drops, 0), cpus)
+        after = sample(seen, 2, {101: (0.2, 0), 201: (0.2, 0)}, drops, full)
+        nothing = dict.fromkeys(self.frames, GuestFrames())
+        frame = make_frame(replace(before, frames=nothing), replace(after, frames=self.frames))
+        return {b.guest: (b.stage.value, b.where) for b in frame.bottlenecks}
+
+    def test_what_a_cpu_loses_is_of_the_guests_above_its_nic(self) -> None:
+        found = self.stages({DropPlace("CPU 0", "backlog"): 9000, DropPlace("CPU 3", "backlog"): 9})
+        assert found == {"vr1": ("interrupts", "CPU 0"), "vr2": ("interrupts", "CPU 0")}
+        assert self.stages({DropPlace("CPU 3", "backlog"): 9000})["vr1"] == ("outside", "")
+        found = self.stages({DropPlace("p0", "rx_missed_errors"): 9000})
+        assert found["vr1"] == ("interrupts", "CPU 0")
+
+    def test_a_ring_is_of_its_guest_alone(self) -> None:
+        found = self.stages({RING: 1000})
+        assert found == {"vr1": ("tap ring", "macvtap100"), "vr2": ("outside", "")}
+
+    def test_what_a_lower_device_cannot_send(self) -> None:
+        assert self.stages({DropPlace("p0", "tx_dropped"): 900})["vr1"] == ("outside", "p0")
+
+    def test_a_device_of_several_guests_tells_of_none(self) -> None:
+        same = replace(self.second, interfaces=self.first.interfaces)
+        assert self.stages({RING: 1000}, guests=(self.first, same)) == {}
+
+    def test_one_sample_tells_nothing(self) -> None:
+        only = sample(self.seen, 0, {})
+        assert make_frame(only, only).bottlenecks == ()
 
 
 class TestSettings:
