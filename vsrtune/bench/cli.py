@@ -6,6 +6,8 @@ from __future__ import annotations
 import random
 import re
 from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +37,19 @@ html_file_option = click.option(
     "--html", "html_file", type=click.Path(path_type=Path, dir_okay=False),
     help="Write a report with plots here (needs python3-matplotlib).",
 )  # fmt: skip
+
+
+def _path(**more: Any) -> tuple[Any, ...]:
+    """The options of a path, with ``more`` of the two devices."""
+    return (
+        click.option("--left", help="The device that sends: [HOST:]DEVICE[@NAMESPACE].", **more),
+        click.option("--right", help="The device that receives.", **more),
+        click.option("--source", help="IPv4 source address of the frames."),
+        click.option("--destination", help="IPv4 destination address; no host must answer there."),
+        click.option("--mac", help="MAC to send to; the guest's first interface by default."),
+    )
+
+
 _MEASURING = (
     click.option(
         "--json",
@@ -63,6 +78,7 @@ def bench() -> None:
     \b
     vsrtune bench run SPEC.yaml                measure
     vsrtune bench compare A.yaml B.yaml        is B faster than A, and how sure is that
+    vsrtune bench paper --guest vr1 ...        the papers' core, on your hardware
     vsrtune bench report RESULT.json           show a stored result
     vsrtune bench clean                        take back what a killed run left
     """
@@ -75,11 +91,7 @@ def bench() -> None:
         "--guest", shell_complete=guest_names, help="Instead of SPEC.yaml: the router, a guest."
     ),
     click.option("--native", is_flag=True, help="Instead of --guest: this host routes."),
-    click.option("--left", help="The device that sends: [HOST:]DEVICE[@NAMESPACE]."),
-    click.option("--right", help="The device that receives."),
-    click.option("--source", help="IPv4 source address of the frames."),
-    click.option("--destination", help="IPv4 destination address; no host must answer there."),
-    click.option("--mac", help="MAC that frames go to; the guest's first interface by default."),
+    *_path(),
     click.option("--rates", help="Frames per second to offer, by commas."),
     click.option("--seconds", type=Duration(0, 86400), metavar="TIME", help="Length of a trial."),
     click.option("--repeats", type=int, help="Trials at each rate."),
@@ -134,6 +146,56 @@ def compare(spec_files: tuple[Path, ...], pairs: int, **how: Any) -> int:
 
 
 @bench.command()
+@options(
+    click.option("--guest", shell_complete=guest_names, required=True, help="The router."),
+    *_path(required=True),
+    click.option("--cpus", help="CPUs of the kit, the first for interrupts; four by default."),
+    click.option("--only", multiple=True, metavar="NAME", help="Only untuned and these."),
+    click.option("--most", type=click.IntRange(1024), default=2_000_000, show_default=True,
+                 help="Frames per second that are never exceeded."),
+    click.option("--seconds", type=Duration(0.1, 60), metavar="TIME", default="2s",
+                 show_default=True, help="Length of a trial."),
+    click.option("--pairs", type=click.IntRange(1), default=9, show_default=True, help="Rounds."),
+    *_MEASURING,
+)  # fmt: skip
+def paper(
+    cpus: str | None, only: tuple[str, ...], most: int, pairs: int, json_file: Path | None,
+    html_file: Path | None, seed: int | None, quiet: bool, uri: str, **given: Any,
+) -> int:  # fmt: skip
+    """Measure the papers' core: overload, pins, classes, queue lengths, budgets, peers.
+
+    Measures some 15 configurations in turn, in under an hour. The file that --json names keeps
+    what was measured: after a kill, the same command goes on with what is missing. Frames go
+    from 198.18.0.2 to 198.19.0.100 by default; docs/hardware.md says what to connect.
+
+    \b
+    vsrtune bench paper --guest vr1 --left box:eth1 --right box:eth2 --json r.json
+
+    \b
+    Exit codes: 0 measured, 1 something failed, 2 an option or the file is wrong, 4 the host
+    could not be read.
+    """
+    from vsrtune.bench.paper import configurations
+    from vsrtune.cli.options import running_guest
+    from vsrtune.observe.observer import live_observer
+
+    if json_file is None or str(json_file) == "-":
+        raise click.UsageError("name a file for the result with --json")
+    places = {"source": "198.18.0.2", "destination": "198.19.0.100"}
+    short = {name: value for name, value in given.items() if value is not None}
+    spec = short_spec({**places, **short, "rates": "1024"})
+    method = replace(spec.method, latency=spec.left.host == spec.right.host, reordering=True)
+    spec = replace(spec, method=method, limits=replace(spec.limits, pps=most))
+    earlier = _stored(json_file) if json_file.exists() else None
+    snapshot = live_observer(uri).observe()
+    guest = running_guest(snapshot, given["guest"])
+    found = configurations(guest, snapshot.host.online, cpus, only)
+    specs = [replace(spec, configuration=one) for one in found]
+    kit = {"save": partial(_store, json_file), "earlier": earlier}
+    return _measure(specs, pairs, json_file, html_file, seed, quiet, uri, **kit)
+
+
+@bench.command()
 @click.argument(
     "result", type=click.Path(path_type=Path, exists=True, dir_okay=False, allow_dash=True)
 )
@@ -144,12 +206,8 @@ def report(result: Path, html_file: Path | None) -> None:
     \b
     Exit codes: 0 shown, 1 plots cannot be drawn, 2 the file holds no result.
     """
-    from vsrtune.bench.report.files import outcome_from_json
-
     check_outputs(None, html_file)
-    with click.open_file(str(result), encoding="utf-8", errors="replace") as file:
-        outcome = outcome_from_json(file.read(MAX_SIZE), str(result))
-    deliver(outcome, None, html_file)
+    deliver(_stored(result), None, html_file)
 
 
 @bench.command()
@@ -241,15 +299,30 @@ def check_outputs(json_file: Path | None, html_file: Path | None) -> None:
         plots.require()
 
 
+def _stored(path: Path) -> Outcome:
+    from vsrtune.bench.report.files import outcome_from_json
+
+    with click.open_file(str(path), encoding="utf-8", errors="replace") as file:
+        return outcome_from_json(file.read(MAX_SIZE), str(path))
+
+
+def _store(json_file: Path, outcome: Outcome) -> None:
+    """Write a result; a file holds the old one or the new one, also after a kill."""
+    from vsrtune.bench.report.files import outcome_to_json
+
+    whole = json_file.is_file() or not json_file.exists()
+    with click.open_file(str(json_file), "w", encoding="utf-8", atomic=whole) as file:
+        file.write(outcome_to_json(outcome))
+
+
 def deliver(outcome: Outcome, json_file: Path | None, html_file: Path | None) -> None:
     """Print and store a result; store it first, because it cannot be had again."""
     from vsrtune.bench.report import tables
-    from vsrtune.bench.report.files import outcome_to_json, page
+    from vsrtune.bench.report.files import page
     from vsrtune.cli import render
 
     if json_file is not None:
-        with click.open_file(str(json_file), "w", encoding="utf-8") as file:
-            file.write(outcome_to_json(outcome))
+        _store(json_file, outcome)
     if html_file is not None:
         replace_file(html_file, page(outcome).encode(), 0o644)
     if str(json_file) != "-":
@@ -264,9 +337,10 @@ def _measure(
     seed: int | None,
     quiet: bool,
     uri: str,
+    **kit: Any,
 ) -> int:
     """Measure and deliver. After an error or Ctrl-C, deliver the trials made before it, then
-    raise it again."""
+    raise it again. ``kit`` are arguments of ``measure`` more."""
     from vsrtune.bench.progress import ProgressWatch
     from vsrtune.bench.session import Unfinished, measure
 
@@ -274,7 +348,7 @@ def _measure(
     seed = random.SystemRandom().randrange(1_000_000) if seed is None else seed
     try:
         with ProgressWatch(quiet=quiet) as watch:
-            outcome = measure(specs, pairs, seed=seed, uri=uri, watch=watch)
+            outcome = measure(specs, pairs, seed=seed, uri=uri, watch=watch, **kit)
     except Unfinished as stop:
         deliver(stop.outcome, json_file, html_file)
         raise

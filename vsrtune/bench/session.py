@@ -17,9 +17,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from vsrtune import __version__
-from vsrtune.bench.cleanup.cleaners import CLEANERS
+from vsrtune.bench import paper
+from vsrtune.bench.cleanup.cleaners import CLEANERS, BenchLedger
 from vsrtune.bench.cleanup.guard import RunGuard
-from vsrtune.bench.cleanup.ledger import BenchLedger
 from vsrtune.bench.measure.counters import guests_of
 from vsrtune.bench.measure.tester import Tester
 from vsrtune.bench.methods import compare, methods
@@ -53,13 +53,22 @@ class Unfinished(VsrtuneError):
 
 
 def measure(
-    specs: Sequence[Spec], pairs: int | None, *, seed: int, watch: ProgressWatch, uri: str
-) -> Outcome:
+    specs: Sequence[Spec], pairs: int | None, *, seed: int, watch: ProgressWatch, uri: str,
+    save: Callable[[Outcome], None] | None = None, earlier: Outcome | None = None,
+) -> Outcome:  # fmt: skip
     """Measure a specification by its method, or with ``pairs`` the configurations of several in
     turn. The first is the baseline and defines the measurement. The host is restored in any case.
+    With ``save``, which gets the trials made so far before every change of configuration, the
+    loads are the papers' (bench/paper.py), and go on from those of ``earlier``.
     Raises VsrtuneError, or Unfinished when some trials were made."""
     first, configurations = specs[0], tuple(spec.configuration for spec in specs)
-    session = _Session(first, configurations, watch, uri, seed)
+    session = _Session(first, configurations, watch, uri, seed, save, earlier)
+    if save is not None and pairs is not None:
+        session.method, left = "paper", session.left
+        return session.run(
+            lambda whole: paper.method(whole, session.configurations, pairs, session.seed, left),
+            None,
+        )
     if pairs is None:
         session.method = first.method.kind
         return session.run(
@@ -114,6 +123,10 @@ class _Session:
     watch: ProgressWatch
     uri: str
     seed: int
+    save: Callable[[Outcome], None] | None = None
+    earlier: Outcome | None = None
+    # Trials of ``earlier`` that are not asked for yet.
+    left: list[Trial] = field(default_factory=list)
     method: str = "compare"
     environment: dict[str, Any] = field(default_factory=dict)
     trials: list[Trial] = field(default_factory=list)
@@ -147,7 +160,10 @@ class _Session:
             _fail(ledger.resolve(CLEANERS))
             stack.enter_context(RunGuard(ledger))
             self.observe = live_observer(self.uri).observe
-            self.spec = with_macs(self.spec, self.observe())
+            snapshot = self.observe()
+            self.spec = with_macs(self.spec, snapshot)
+            if self.earlier is not None:
+                self._go_on(self.earlier, snapshot.host.kernel)
             self.tester = stack.enter_context(Tester(self.spec, ledger, self.observe))
             self.configurator = stack.enter_context(
                 Configurator(self.spec, ledger, ready=self._wait_ready, uri=self.uri)
@@ -155,20 +171,51 @@ class _Session:
             self.configurator.check(self.configurations)
             self.watch.doing("waiting for the routers to forward")
             self._wait_ready()
+            if self.save is not None and self.earlier is None:
+                self.configurations = tuple(filter(self._fits, self.configurations))
             stack.callback(self.watch.doing, "restoring the host")
             yield
 
     def _trial(self, order: tuple[int, Load]) -> Trial:
-        """Make one trial in the configuration of that index."""
+        """The trial in the configuration of that index, of an earlier run where it is known."""
         index, load = order
         configuration = self.configurations[index]
-        notes = self.configurator.apply(configuration)
-        if configuration.name not in self.environment:
-            self._describe(configuration, notes)
-        trial = self.tester.trial(load, configuration.name)
+        trial = self.left.pop(0) if self.left else self._made(configuration, load)
         self.trials.append(trial)
         self.watch.made(trial)
         return trial
+
+    def _made(self, configuration: Configuration, load: Load) -> Trial:
+        if self.save and self.trials and self.trials[-1].configuration != configuration.name:
+            self.save(self._outcome({}, "killed, or still running"))
+        notes = self.configurator.apply(configuration)
+        if configuration.name not in self.environment:
+            self._describe(configuration, notes)
+        return self.tester.trial(load, configuration.name)
+
+    def _fits(self, configuration: Configuration) -> bool:
+        """Whether the kit's configuration can be applied on this host."""
+        try:
+            self.configurator.apply(configuration)
+        except VsrtuneError as error:
+            self.watch.say(f"{configuration.name} is left out: {error}")
+            return False
+        return True
+
+    def _go_on(self, earlier: Outcome, kernel: str) -> None:
+        """Take the trials of an unfinished run over. Raises VsrtuneError when it was another."""
+        kernels = {block["kernel"] for block in earlier.environment.values()}
+        theirs = (earlier.spec, earlier.version, kernels, bool(earlier.unfinished))
+        known = all(one in self.configurations for one in earlier.configurations)
+        if not known or theirs != (self.spec, __version__, {kernel}, True):
+            raise VsrtuneError(
+                "the file for the result holds another one, complete or not measured in this way",
+                hint="give the options of then, or name another file with --json",
+            )
+        self.seed, self.started = earlier.seed or 0, earlier.started
+        self.configurations = earlier.configurations
+        self.environment.update(earlier.environment)
+        self.left.extend(earlier.trials)
 
     def _outcome(self, summary: dict[str, Any], unfinished: str = "") -> Outcome:
         """The outcome of all trials made so far."""

@@ -6,11 +6,11 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
+from experiments.bars import bars
 from experiments.data import Data
 from experiments.judge import Judge, Place, rounds, top
 from experiments.plan import PAIR, Claim, Figure, Run, Verdict, fifo, policy, untuned
 from experiments.text import parts, table
-from vsrtune.bench.report import plots
 from vsrtune.core.stats import median_interval, paired_ratio
 
 from .isolation import shares
@@ -134,7 +134,7 @@ def _plots(data: Data) -> Mapping[str, Any]:
         for flow in (0, 1)
     }
     title = "Two flows to two routers"
-    return {"fairness": plots.bars(groups, series, title, "forwarded of what was sent, %")}
+    return {"fairness": bars(groups, series, title, "forwarded of what was sent, %")}
 
 
 def _run(load: float, share: float) -> Run:

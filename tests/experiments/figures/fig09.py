@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from experiments.bars import bars
 from experiments.data import Data, cpu_share, mix
 from experiments.plan import BASE, Claim, Figure, Run, Verdict, fifo, policy
 from experiments.text import offered
-from vsrtune.bench.report import plots
 
 _RUN = "use"
 _NAME = "bound, equal FIFO"
@@ -27,7 +27,7 @@ def _plots(data: Data) -> Mapping[str, Any]:
     series = {r: [cpu_share(p, r) for p in points] for r in _ROLES}
     groups = [f"{p.offered:,.0f}" for p in points]
     title = "CPU use by role against offered load (1 is one CPU)"
-    return {"fig09-cpu": plots.bars(groups, series, title, "CPUs")}
+    return {"fig09-cpu": bars(groups, series, title, "CPUs")}
 
 
 FIGURE = Figure(

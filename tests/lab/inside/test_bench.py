@@ -17,8 +17,7 @@ import labhelp
 import pytest
 from labhelp import LabGuest
 
-from vsrtune.bench.cleanup.cleaners import CLEANERS
-from vsrtune.bench.cleanup.ledger import DEFAULT_PATH, BenchLedger
+from vsrtune.bench.cleanup.cleaners import CLEANERS, DEFAULT_PATH, BenchLedger
 from vsrtune.bench.measure import tester
 from vsrtune.bench.spec.model import Endpoint, Leg, Load, Router, Spec, Traffic, Trial
 from vsrtune.core.errors import VsrtuneError
@@ -296,7 +295,7 @@ sys.path.insert(0, sys.argv[1])
 import labhelp, test_bench
 from dataclasses import replace
 from vsrtune.bench.cleanup.guard import RunGuard
-from vsrtune.bench.cleanup.ledger import BenchLedger
+from vsrtune.bench.cleanup.cleaners import BenchLedger
 from vsrtune.bench.spec.model import Load, Traffic
 from vsrtune.bench.measure.tester import Tester
 spec = replace(test_bench.make_spec(labhelp.lab_guests()), traffic=Traffic(bidirectional=True))

@@ -17,8 +17,7 @@ import labhelp
 import pytest
 from labhelp import LabGuest
 
-from vsrtune.bench.cleanup.cleaners import CLEANERS
-from vsrtune.bench.cleanup.ledger import BenchLedger
+from vsrtune.bench.cleanup.cleaners import CLEANERS, BenchLedger
 from vsrtune.bench.setup.configurator import Configurator
 from vsrtune.bench.spec.model import BenchAttachment, Configuration, Tuning
 from vsrtune.core.errors import VsrtuneError

@@ -20,8 +20,7 @@ import pytest
 from labhelp import LabGuest
 from test_pvr import edge, group, members, routers  # noqa: F401 (fixtures)
 
-from vsrtune.bench.cleanup.cleaners import CLEANERS
-from vsrtune.bench.cleanup.ledger import BenchLedger
+from vsrtune.bench.cleanup.cleaners import CLEANERS, BenchLedger
 from vsrtune.bench.setup.configurator import Configurator
 from vsrtune.bench.spec.model import Configuration, Spec
 from vsrtune.core.errors import VsrtuneError

@@ -60,11 +60,6 @@ def test_frames_that_nobody_sent_are_noted_not_hidden() -> None:
     assert "20 more frames were counted than sent" in found.notes[0]
 
 
-def test_a_slow_generator_is_noted() -> None:
-    found = trial(ZERO, load=Load({"vr1": 4000.0}, 2.0))
-    assert found.notes == ("the generator reached 1500 of 4000 frames per second",)
-
-
 def test_probes_are_frames_too() -> None:
     probes = Latency(100, 3, 0.001, 0.002, 0.003)
     after = Counts({("vr1/forth", 0): 2100, ("vr2/forth", 0): 1000}, lost(5, 6, 7, 11))

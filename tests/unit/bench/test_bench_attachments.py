@@ -16,8 +16,7 @@ from attach_host import FakeAttachHost, Killed
 
 from vsrtune.attach.libvirt_hotplug import RefusedError
 from vsrtune.attach.plan.model import AttachHostState
-from vsrtune.bench.cleanup.cleaners import CLEANERS
-from vsrtune.bench.cleanup.ledger import BenchLedger
+from vsrtune.bench.cleanup.cleaners import CLEANERS, BenchLedger
 from vsrtune.bench.setup import bridges, switches
 from vsrtune.bench.setup.attachments import rewritten, switchable
 from vsrtune.bench.setup.configurator import Configurator

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import socket
+import struct
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -9,6 +12,7 @@ import pytest
 from vsrtune.bench.spec.model import Leg
 from vsrtune.bench.traffic.devices import own_addresses, refusal
 from vsrtune.bench.traffic.probe import frame, latency, number_of
+from vsrtune.bench.traffic.sink import order
 
 UP = ["BROADCAST", "MULTICAST", "UP", "LOWER_UP"]
 VETH = {"info_kind": "veth"}
@@ -96,7 +100,25 @@ def test_percentiles_are_those_of_the_probes_that_came() -> None:
     assert found is not None
     assert (found.sent, found.lost) == (110, 10)
     assert (found.p50, found.p90, found.p99) == pytest.approx((50e-6, 90e-6, 99e-6))
+    # The fastest took a microsecond; 100 of them say nothing of one in a thousand.
+    assert (found.p999, found.jitter) == (None, pytest.approx(98e-6))
+    many = latency(dict.fromkeys(range(1000), 0), {n: (n + 1) * 1000 for n in range(1000)})
+    assert many is not None and many.p999 == pytest.approx(999e-6)
     assert latency({}, {}) is None
     lost = latency({1: 5}, {})
     assert lost is not None and lost.lost == 1
-    assert (lost.p50, lost.p90, lost.p99) == (None, None, None)
+    assert (lost.p50, lost.p90, lost.p99, lost.jitter) == (None, None, None, None)
+
+
+def test_frames_behind_a_later_one_of_their_flow_came_out_of_order() -> None:
+    (source, target) = socket.socketpair(socket.AF_UNIX, socket.SOCK_DGRAM)
+    with source, target:
+        target.setblocking(False)
+        for port, number in ((1, 1), (2, 7), (1, 3), (1, 2), (2, 6), (1, 3), (1, 4), (2, 8)):
+            head = bytes(26) + bytes(8) + struct.pack("!HH", port, 9) + bytes(4)
+            source.send(head + bytes.fromhex("be9be955") + struct.pack("!I", number) + bytes(10))
+        source.send(bytes(60))
+        source.send(b"short")
+        # 2 after 3 of flow 1, and 6 after 7 of flow 2; a second 3 is not late.
+        assert order(SimpleNamespace(socket=target)) == (8, 2)
+        assert order(SimpleNamespace(socket=target)) == (0, 0)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune.bench.cleanup.ledger import BenchLedger
+from vsrtune.bench.cleanup.cleaners import BenchLedger
 from vsrtune.core.errors import VsrtuneError
 
 
@@ -23,7 +23,7 @@ BENCH = """
 import os, signal, sys
 from pathlib import Path
 from vsrtune.bench.cleanup import guard
-from vsrtune.bench.cleanup.ledger import BenchLedger
+from vsrtune.bench.cleanup.cleaners import BenchLedger
 ledger = BenchLedger.open(Path(sys.argv[1]))
 watch = guard.RunGuard(ledger)
 ledger.add("command", {"nobody": "knows"})

@@ -44,9 +44,16 @@ class TestSweep:
         assert found["peak"] == {"offered": 4000, "pps": 2750}
         assert found["at_highest"] == pytest.approx(1750 / 2750)
 
-    def test_a_generator_that_falls_short_is_told(self) -> None:
-        found, _ = measure(self.of, FakeRouter(9000, most=5000))
-        assert found["generator_limited"] == [8000]
+    one = spec(Method("sweep", (4000,), seconds=2, repeats=10))
+
+    def test_a_single_load_that_is_tried_often_shows_drift(self) -> None:
+        peaks = iter(range(4000, 3000, -100))
+        found, _ = run(methods.start(self.one), lambda load: FakeRouter(next(peaks)).trial(load))
+        # 100 pps in each 2 seconds, of a median of 3550.
+        assert found["drift_per_hour"] == pytest.approx(-50 * 3600 / 3550)
+        assert found["r_squared"] == pytest.approx(1.0)
+        assert measure(self.one, FakeRouter(9000))[0]["drift_per_hour"] == 0.0
+        assert "drift_per_hour" not in measure(self.of, FakeRouter(9000))[0]
 
 
 class TestSizes:
@@ -73,14 +80,11 @@ class TestSearch:
         assert 23_456 / 1.02 <= found["lower"] <= 23_456 < found["upper"]
         assert found["upper"] <= found["lower"] * 1.02
         assert found["limited_by"] == "router"
-        assert found["pps"] == pytest.approx(found["lower"])
-        assert found["worst_loss"] == 0
 
     def test_pdr_allows_its_loss(self) -> None:
         pdr = replace(self.of, method=replace(self.of.method, kind="pdr", loss=0.1))
         found, _ = measure(pdr, FakeRouter(20_000))
         assert 20_000 / 0.9 / 1.02 <= found["lower"] <= 20_000 / 0.9 * 1.001
-        assert 0 < found["worst_loss"] <= 0.1
 
     def test_the_worst_of_the_trials_decides(self) -> None:
         calls: list[float] = []
@@ -89,7 +93,7 @@ class TestSearch:
             """Every other full trial above 10,000 pps loses a frame."""
             calls.append(load.total)
             trial = FakeRouter(1e9).trial(load)
-            bad = load.total > 10_000 and load.seconds == 2.0 and calls.count(load.total) % 2 == 0
+            bad = load.total > 10_000 and calls.count(load.total) % 2 == 0
             return replace(trial, forwarded=trial.forwarded - bad)
 
         found, _ = run(methods.start(self.of), unsteady)
@@ -97,10 +101,10 @@ class TestSearch:
 
     def test_latency_at_shares_of_the_answer(self) -> None:
         found, trials = measure(self.of, FakeRouter(23_456))
-        rates = [one["rate"] / found["lower"] for one in found["latency"]]
+        rates = [trial.load.total / found["lower"] for trial in trials[-3:]]
         assert rates == pytest.approx([0.1, 0.5, 0.9])
         assert all(t.load.latency for t in trials[-3:])
-        assert found["latency"][2]["p99"] == pytest.approx(0.9 * found["lower"] * 1e-8)
+        assert not any(t.load.latency for t in trials[:-3])
 
     def test_the_ends_of_the_search(self) -> None:
         found, _ = measure(self.of, FakeRouter(1e9))
@@ -108,7 +112,6 @@ class TestSearch:
         low = replace(self.of, method=replace(self.of.method, low=5000))
         found, trials = measure(low, FakeRouter(100))
         assert (found["lower"], found["upper"], found["limited_by"]) == (None, 5000, "low")
-        assert found["latency"] == [] and found["pps"] == 0.0
         assert min(t.load.total for t in trials) == 5000
 
     def test_a_generator_that_cannot_send_more(self) -> None:
@@ -116,7 +119,6 @@ class TestSearch:
         assert found["limited_by"] == "generator"
         # A generator may miss its rate by 3 % before it counts as the limit.
         assert 50_000 <= found["lower"] <= 50_000 / 0.97
-        assert found["pps"] == pytest.approx(50_000)
 
     def test_a_router_that_forwards_nothing(self) -> None:
         found, trials = measure(self.of, FakeRouter(0.0))
@@ -142,11 +144,10 @@ class TestFairness:
         assert all(t.load.pps["vr2"] == 3000 for t in trials)
         assert found["unit"] == "router"
         first = found["points"][0]
-        assert first["rate"] == 1000 and first["offered"] == 4000
+        assert first["rate"] == 1000
         assert [s["share"] for s in first["shares"]] == [1.0, 0.5]
         assert [s["pps"] for s in first["shares"]] == [1000, 1500]
         assert first["jain"]["median"] == pytest.approx(0.9)
-        assert first["least_to_most"] == 0.5
 
     def test_between_flows(self) -> None:
         of = spec(Method("fairness", (1000,)), traffic=Traffic(flows=3))
@@ -163,26 +164,6 @@ class TestFairness:
         assert [s["name"] for s in point["shares"]] == ["vr1/0", "vr1/1", "vr1/2"]
         assert [s["share"] for s in point["shares"]] == [1.0, 0.0, 0.0]
         assert point["jain"]["median"] == pytest.approx(1 / 3)
-        assert point["least_to_most"] == 0.0
-
-
-class TestSoak:
-    of = spec(Method("soak", (4000,), seconds=2, duration=7.0))
-
-    def test_trials_fill_the_duration(self) -> None:
-        found, trials = measure(self.of, FakeRouter(9000))
-        assert len(trials) == methods.trials(self.of) == 4
-        assert (found["lossy_trials"], found["drift_per_hour"]) == (0, 0.0)
-        assert found["sent"] == found["forwarded"] == 32_000
-
-    def test_drift_is_seen(self) -> None:
-        peaks = iter([4000, 3600, 3200, 2800])
-        found, _ = run(methods.start(self.of), lambda load: FakeRouter(next(peaks)).trial(load))
-        # 400 pps in each 2 seconds, of a median of 3400.
-        assert found["drift_per_hour"] == pytest.approx(-200 * 3600 / 3400)
-        assert found["r_squared"] == pytest.approx(1.0)
-        assert found["worst"] == {"trial": 3, "pps": 2800, "loss": pytest.approx(0.3)}
-        assert found["lossy_trials"] == 3
 
 
 class TestRunner:

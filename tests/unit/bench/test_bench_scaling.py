@@ -11,8 +11,7 @@ from attach_host import FakeAttachHost
 from pvr_group import create, fresh
 from switch_faults import do
 
-from vsrtune.bench.cleanup.cleaners import CLEANERS
-from vsrtune.bench.cleanup.ledger import BenchLedger
+from vsrtune.bench.cleanup.cleaners import CLEANERS, BenchLedger
 from vsrtune.bench.setup import switches
 from vsrtune.bench.setup.configurator import Configurator
 from vsrtune.bench.spec.model import Configuration

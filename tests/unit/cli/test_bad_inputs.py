@@ -209,6 +209,7 @@ CASES = (
     Bad("attach vr1 --to bridge", 2, ("'bridge'",)),
     Bad("bench run", 2, ("without SPEC.yaml", "--guest")),
     Bad("bench run --guest vr1", 2, ("without SPEC.yaml, --left, --right,",)),
+    Bad("bench paper --guest vr1 --left a --right b", 2, ("name a file for the result", "--json")),
     Bad("bench run @/b.yaml --rates 1", 2, ("--rates: write this in",), {"b.yaml": "name: x\n"}),
     Bad("bench compare @/b.yaml", 2, ("at least two files",), {"b.yaml": "name: x\n"}),
     Bad("group drain", 2, ("Missing argument 'GROUP'",)),
@@ -371,7 +372,8 @@ CHANGE = {
 }  # fmt: skip
 # Of one guest instead of a file; a file for hours of work; a trace of every pass; a log.
 OTHERWISE = {
-    "--guest": {("bench", "run")}, "--json": {("bench", "run"), ("bench", "compare")},
+    "--guest": {("bench", "run"), ("bench", "paper")},
+    "--json": {("bench", "run"), ("bench", "compare"), ("bench", "paper")},
     "--trace": {("daemon",)}, "--verbose": {("daemon",)},
 }  # fmt: skip
 

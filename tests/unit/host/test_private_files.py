@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune.bench.cleanup import ledger as bench
+from vsrtune.bench.cleanup import cleaners as bench
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.execute.journal import DEFAULT_PATH, Journal
 from vsrtune.execute.ledger import Ledger

@@ -46,6 +46,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
 def test_every_module_is_in_it_and_nothing_else(wheel: zipfile.ZipFile) -> None:
     ours = {str(p.relative_to(TREE)) for p in (TREE / "vsrtune").rglob("*.py")} | {
         "vsrtune/py.typed",
+        "vsrtune/bench/paper.yaml",
         "vsrtune/bench/report/page.html.j2",
         "vsrtune/views/page.css",
         "vsrtune/views/page.html.j2",

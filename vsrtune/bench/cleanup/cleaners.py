@@ -19,10 +19,9 @@ import signal
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from vsrtune.bench.children import AgentProcess
-from vsrtune.bench.cleanup.ledger import BenchLedger
 from vsrtune.bench.setup import attachments, scaling
 from vsrtune.bench.setup.commands import run
 from vsrtune.bench.traffic import pktgen
@@ -31,15 +30,38 @@ from vsrtune.execute import executor
 from vsrtune.execute.executor import Result
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
-from vsrtune.execute.ledger import Cleaner
+from vsrtune.execute.jsonl_log import LogNames
+from vsrtune.execute.ledger import LOCK_SECONDS, Cleaner, Ledger
 from vsrtune.host.filesystem import LiveRoot, boot_id
 from vsrtune.host.procfs import parse_stat
 
+DEFAULT_PATH = Path("/run/vsrtune/bench/ledger.jsonl")
 AGENT = "agent"
 TUNING = "tuning"
 COMMAND = "command"
 # An agent ends by itself once its bench is gone; otherwise it is killed.
 _END_SECONDS = 5.0
+
+
+class BenchLedger(Ledger):
+    """The open ledger of the bench, of changes that must be put back on this host.
+
+    The file is in /run: everything that a bench changes ends with a restart of the kernel, as
+    does its ledger. The guard inherits the lock, so the lock is free only after the cleaning.
+    """
+
+    names = LogNames(
+        "the ledger of the bench",
+        "another bench is running, or is being cleaned up after: {process}",
+        "wait for its end",
+    )
+
+    @classmethod
+    def open(
+        cls, path: Path = DEFAULT_PATH, *, lock: int | None = None, wait: float = LOCK_SECONDS
+    ) -> Self:
+        """As ``Ledger.open``."""
+        return super().open(path, lock=lock, wait=wait)
 
 
 def undo_journal(data: Mapping[str, Any]) -> None:

@@ -17,8 +17,7 @@ import syslog
 from pathlib import Path
 
 from vsrtune.bench import children
-from vsrtune.bench.cleanup.cleaners import CLEANERS
-from vsrtune.bench.cleanup.ledger import BenchLedger
+from vsrtune.bench.cleanup.cleaners import CLEANERS, BenchLedger
 from vsrtune.core.errors import VsrtuneError
 
 # Loading libvirt on a busy host takes its time.

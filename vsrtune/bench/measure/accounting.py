@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from vsrtune.bench.spec.model import SENT_ENOUGH, Latency, Load, Trial
+from vsrtune.bench.spec.model import Latency, Load, Trial
 from vsrtune.bench.traffic.pktgen import Sent
 
 FlowKey = tuple[str, int | None]
@@ -63,7 +63,8 @@ def account(
             number = flow + (flows if key.endswith("/back") else 0)
             by_flow[f"{router_of(key)}/{number}"] += frames
     total, forwarded = sent_by.total(), forwarded_by.total()
-    notes = _notes(load, total, seconds, effort)
+    missing = effort.missing
+    notes = [f"{missing} threads came or went during the trial"] if missing else []
     if probes is not None:
         total += probes.sent
         forwarded += probes.sent - probes.lost
@@ -106,13 +107,3 @@ def _drops(before: Losses, after: Losses) -> dict[str, int]:
         "softnet_backlog": lost["backlog"],
         "macvtap_ring": lost["ring"],
     }
-
-
-def _notes(load: Load, sent: int, seconds: float, effort: Effort) -> list[str]:
-    notes = []
-    reached = sent / seconds if seconds > 0 else 0.0
-    if reached < SENT_ENOUGH * load.total:
-        notes.append(f"the generator reached {reached:.0f} of {load.total:.0f} frames per second")
-    if effort.missing:
-        notes.append(f"{effort.missing} threads came or went during the trial")
-    return notes

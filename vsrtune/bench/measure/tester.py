@@ -7,12 +7,12 @@ import random
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, Self
 
 from vsrtune.bench.children import ANSWER_SECONDS, AgentProcess
 from vsrtune.bench.cleanup import cleaners
-from vsrtune.bench.cleanup.ledger import BenchLedger
+from vsrtune.bench.cleanup.cleaners import BenchLedger
 from vsrtune.bench.measure import counters
 from vsrtune.bench.measure.accounting import Counts, account
 from vsrtune.bench.spec.model import Endpoint, Latency, Load, Place, Spec, Trial
@@ -122,6 +122,7 @@ class Tester(Closing):
             warm = Load(load.pps, self._spec.warmup, size=load.size)
             self._send(streams(self._spec, warm), self._spec.warmup, None)
         before = self._settled(where)
+        self._order(begin=True)
         known = counters.roles(snapshot, guests)
         used = counters.read_usage(self._root, known)
         began = time.monotonic()
@@ -131,7 +132,8 @@ class Tester(Closing):
         took = max((stream.seconds for stream in sent), default=0.0)
         effort = counters.effort(used, counters.read_usage(self._root, known), spent - took)
         after = self._settled(where)
-        return account(
+        (sampled, late) = self._order(begin=False)
+        trial = account(
             configuration_name,
             load,
             self._spec.traffic.flows,
@@ -141,6 +143,13 @@ class Tester(Closing):
             effort,
             self._latency(probes, times) if probes is not None else None,
         )
+        return replace(trial, sampled=sampled, reordered=late)
+
+    def _order(self, begin: bool) -> tuple[int, int]:
+        """Frames looked at since, and those of them that came out of order, if that is asked."""
+        agents = self._agents.values() if self._spec.method.reordering else ()
+        found = [two for agent in agents for two in agent.call("order", begin=begin)]
+        return sum(count for count, _ in found), sum(late for _, late in found)
 
     def _start(self) -> None:
         left, right = self._spec.left, self._spec.right

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Measures configurations in turn, and judges their paired ratios.
 
-A pair is the results of two configurations in the same round. For a sweep, fairness test or
-soak, the pps of each load point are compared, ``pairs`` times instead of the method's repeats;
+A pair is the results of two configurations in the same round. For a sweep or fairness
+test, the pps of each load point are compared, ``pairs`` times instead of the method's repeats;
 for a search (ndr, pdr), its answers, one search per pair.
 
 Summary: kind "compare", method, pairs, seed, baseline (a name), level (0.95); points:

@@ -3,26 +3,21 @@
 
 Every method returns its summary as plain JSON data; ``summary["kind"]`` names it. A spread is
 {"median", "low", "high", "count"}, its low and high the least and the greatest; rates are frames
-per second over all routers. generator_limited says that the generator fell short in most trials.
+per second over all routers.
 
 sweep: peak {offered, pps} (medians); at_highest (pps at the highest load as a share of the
 peak, 1.0 for a router that overload does not hurt; None for one load, or several sizes);
-generator_limited (the loads).
-soak: rate; trials; pps, loss (spreads); sent, forwarded; lossy_trials; worst {trial, pps,
-loss}; drift_per_hour (share of the median, of a line through all trials) and r_squared of
-that line, None for a single trial.
-fairness: unit ("router" or "flow"), points: one for each rate, with rate, offered (pps in
-all), pps and loss (spreads), generator_limited, shares (by unit: name, sent_pps, pps,
-share: the forwarded part of the frames sent to it; medians), jain (spread over the trials of
-the index of the shares: 1 when all units lose the same part, 1/n when only one gets through)
-and least_to_most (the median share of the worst unit over that of the best; None when nothing
-got through).
+drift_per_hour (share of the median, of a line through all trials) and r_squared of that line, for
+a single load that was tried often.
+fairness: unit ("router" or "flow"), points: one for each rate, with rate, shares (by unit: name,
+sent_pps, pps, share: the forwarded part of the frames sent to it; medians) and jain (spread over
+the trials of the index of the shares: 1 when all units lose the same part, 1/n when only one gets
+through).
 ndr, pdr: see rate_search.py.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from statistics import median
 from typing import Any
@@ -32,13 +27,14 @@ from vsrtune.bench.methods.schedule import (
     MethodRun,
     each_in_turn,
     even_load,
-    generator_limited,
 )
 from vsrtune.bench.spec.checks import fair_loads
 from vsrtune.bench.spec.model import Load, Spec, Trial
 from vsrtune.core.stats import jain, linear_fit, spread
 
 SEARCHES = ("ndr", "pdr")
+# Trials of a single load that show whether the rate drifts.
+OFTEN = 10
 
 
 def start(spec: Spec, seed: int = 1) -> MethodRun:
@@ -48,8 +44,6 @@ def start(spec: Spec, seed: int = 1) -> MethodRun:
             return _sweep(spec, seed)
         case "fairness":
             return _fairness(spec, seed)
-        case "soak":
-            return _soak(spec)
     return rate_search.throughput(spec)
 
 
@@ -72,8 +66,6 @@ def loads(spec: Spec) -> list[Load]:
 
 def trials(spec: Spec) -> int | None:
     """How many trials ``start(spec)`` will ask for; None for a search."""
-    if spec.method.kind == "soak":
-        return _soak_trials(spec)
     return len(loads(spec)) * spec.method.repeats or None
 
 
@@ -84,14 +76,18 @@ def _sweep(spec: Spec, seed: int) -> MethodRun:
     rates = [median(t.pps for t in trials) for trials in by_load]
     peak = max(rates)
     alone = len(by_load) > 1 and len(spec.method.sizes) < 2
-    return {
+    summary = {
         "kind": "sweep",
         "peak": {"offered": by_load[rates.index(peak)][0].load.total, "pps": peak},
         "at_highest": rates[-1] / peak if peak > 0 and alone else None,
-        "generator_limited": [
-            trials[0].load.total for trials in by_load if generator_limited(trials)
-        ],
     }
+    if len(made) == 1 and len(made[0]) >= OFTEN and peak > 0:
+        # Warm-up and drain take time too, the same for each trial.
+        times = [index * spec.method.seconds for index in range(len(made[0]))]
+        line = linear_fit(times, [trial.pps for trial in made[0]])
+        summary["drift_per_hour"] = line.slope * 3600.0 / peak
+        summary["r_squared"] = line.r_squared
+    return summary
 
 
 def _fairness(spec: Spec, seed: int) -> MethodRun:
@@ -123,15 +119,9 @@ def _fair_point(spec: Spec, trials: Sequence[Trial]) -> dict[str, Any]:
                 "share": median(_share(pair) for pair in pairs),
             }
         )
-    parts = [share["share"] for share in shares]
     return {
-        "offered": trials[0].load.total,
-        "pps": spread([t.pps for t in trials]),
-        "loss": spread([t.loss for t in trials]),
-        "generator_limited": generator_limited(trials),
         "shares": shares,
         "jain": spread([jain([_share(pair) for pair in one.values()]) for one in units]),
-        "least_to_most": min(parts) / max(parts) if max(parts) > 0 else None,
     }
 
 
@@ -153,36 +143,3 @@ def _units(spec: Spec, trial: Trial) -> dict[str, tuple[float, float]]:
 def _share(pair: tuple[float, float]) -> float:
     sent, forwarded = pair
     return forwarded / sent if sent > 0 else 0.0
-
-
-def _soak_trials(spec: Spec) -> int:
-    return max(1, math.ceil(spec.method.duration / spec.method.seconds - 1e-9))
-
-
-def _soak(spec: Spec) -> MethodRun:
-    [load] = loads(spec)
-    made: list[Trial] = []
-    for _ in range(_soak_trials(spec)):
-        made.append((yield load))  # noqa: PERF401 (a generator asks)
-    rates = [t.pps for t in made]
-    worst = min(range(len(made)), key=lambda i: rates[i])
-    pps = spread(rates)
-    summary: dict[str, Any] = {
-        "kind": "soak",
-        "rate": load.total,
-        "trials": len(made),
-        "pps": pps,
-        "loss": spread([t.loss for t in made]),
-        "sent": sum(t.sent for t in made),
-        "forwarded": sum(t.forwarded for t in made),
-        "lossy_trials": sum(t.forwarded < t.sent for t in made),
-        "worst": {"trial": worst, "pps": rates[worst], "loss": made[worst].loss},
-        "drift_per_hour": None,
-        "r_squared": None,
-    }
-    if len(made) > 1 and pps["median"] > 0:
-        # Warm-up and drain take time too, the same for each trial.
-        line = linear_fit([i * load.seconds for i in range(len(made))], rates)
-        summary["drift_per_hour"] = line.slope * 3600.0 / pps["median"]
-        summary["r_squared"] = line.r_squared
-    return summary

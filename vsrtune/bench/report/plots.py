@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from vsrtune.bench.report.points import ROLES, Point, by_configuration, points, used
+from vsrtune.bench.methods.methods import OFTEN
+from vsrtune.bench.report.points import Point, by_configuration, points
 from vsrtune.bench.spec.model import Outcome
 from vsrtune.core.errors import VsrtuneError
 
@@ -24,10 +25,10 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _SIZE = (8.0, 4.6)
-_LEGEND: dict[str, Any] = {"fontsize": 8, "frameon": False}
+LEGEND: dict[str, Any] = {"fontsize": 8, "frameon": False}
 _MARKERS = "osD^v<>Ph*"
 # Colour-blind safe (Okabe and Ito), without the yellow, which is invisible on white.
-_COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00", "#000000")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,12 +68,12 @@ def throughput(
     ideal: bool = True,
 ) -> Figure:
     """Throughput against load. ``ideal`` draws the line of no loss."""
-    figure, axes = _new(title, y_label, note)
+    figure, axes = figure_of(title, y_label, note)
     if ideal and curves:
         top = max((max(c.x, default=0.0) for c in curves), default=0.0)
         axes.plot([0, top], [0, top], color="#999999", linestyle=":", label="nothing lost")
     for number, line in enumerate(curves):
-        colour = _COLOURS[number % len(_COLOURS)]
+        colour = COLOURS[number % len(COLOURS)]
         below = [max(0.0, y - low) for y, low in zip(line.y, line.low, strict=False)]
         above = [max(0.0, high - y) for y, high in zip(line.y, line.high, strict=False)]
         axes.errorbar(
@@ -92,28 +93,7 @@ def throughput(
     axes.xaxis.set_major_formatter(_tick)
     axes.set_ylim(bottom=0)
     axes.set_xlim(left=0)
-    axes.legend(**_LEGEND)
-    return figure
-
-
-def bars(
-    groups: Sequence[str],
-    series: Mapping[str, Sequence[float]],
-    title: str,
-    y_label: str,
-    *,
-    note: str = "",
-) -> Figure:
-    """Bars: one group for each of ``groups``, with one bar for each of ``series``."""
-    figure, axes = _new(title, y_label, note)
-    width = 0.8 / max(1, len(series))
-    for number, (name, values) in enumerate(series.items()):
-        offset = (number - (len(series) - 1) / 2) * width
-        places = [i + offset for i in range(len(groups))]
-        colour = _COLOURS[number % len(_COLOURS)]
-        axes.bar(places, list(values), width, label=name, color=colour)
-    _columns(axes, groups)
-    axes.legend(**_LEGEND)
+    axes.legend(**LEGEND)
     return figure
 
 
@@ -127,9 +107,9 @@ def scatter(
     line_at: float | None = None,
 ) -> Figure:
     """Every value as a dot in the column of its group, with the median as a bar."""
-    figure, axes = _new(title, y_label, note)
+    figure, axes = figure_of(title, y_label, note)
     for column, found in enumerate(values):
-        colour = _COLOURS[column % len(_COLOURS)]
+        colour = COLOURS[column % len(COLOURS)]
         # Side by side in order, so that equal values do not overlap.
         places = [column + (i - (len(found) - 1) / 2) * 0.04 for i in range(len(found))]
         axes.plot(places, list(found), "o", color=colour, alpha=0.7, markersize=5)
@@ -137,7 +117,7 @@ def scatter(
             axes.hlines(median(found), column - 0.3, column + 0.3, color=colour, linewidth=2.2)
     if line_at is not None:
         axes.axhline(line_at, color="#999999", linestyle=":")
-    _columns(axes, groups)
+    columns(axes, groups)
     axes.set_ylim(bottom=0)
     return figure
 
@@ -148,7 +128,8 @@ def of_outcome(outcome: Outcome, note: str) -> list[tuple[str, Figure]]:
     everything = points(outcome.trials)
     title = f"{outcome.spec.name}: {outcome.method}"
     figures: list[tuple[str, Figure]] = []
-    if outcome.method == "soak":
+    often = len(everything) == 1 and len(everything[0].trials) >= OFTEN
+    if often:
         lines = [_timeline(name, group) for name, group in found.items() if group]
         figure = throughput(lines, title, note=note, x_label="seconds", ideal=False)
         figures.append(("Forwarded rate over time.", figure))
@@ -165,20 +146,13 @@ def of_outcome(outcome: Outcome, note: str) -> list[tuple[str, Figure]]:
         size = "" if p.size is None else f" of {p.size}"
         loads.setdefault(f"{p.offered:,.0f} pps{size}", []).append(p)
     for offered, here in loads.items():
-        if max(len(p.trials) for p in here) < 2 or outcome.method == "soak":
+        if max(len(p.trials) for p in here) < 2 or often:
             continue
-        columns = [p.configuration for p in here]
+        names = [p.configuration for p in here]
         values = [[t.pps for t in p.trials] for p in here]
         caption = f"Every trial at {offered} offered; the bar is the median."
         name = f"{title} at {offered}"
-        figures.append((caption, scatter(columns, values, name, "forwarded pps", note=note)))
-    roles = tuple(r for r in used(everything, ROLES, "cpu_seconds") if r != "idle")
-    if roles:
-        names = [f"{p.configuration}\n{p.offered:,.0f}" for p in everything[:12]]
-        series = {role: [p.cpu_per_million(role) or 0.0 for p in everything[:12]] for role in roles}
-        # SoftIRQ time is also part of the time of the threads that it interrupted.
-        caption = "CPU seconds for each million frames forwarded, by thread role and load."
-        figures.append((caption, bars(names, series, title, "CPU s per million", note=note)))
+        figures.append((caption, scatter(names, values, name, "forwarded pps", note=note)))
     return figures
 
 
@@ -212,7 +186,7 @@ def require() -> None:
         ) from None
 
 
-def _new(title: str, y_label: str, note: str) -> tuple[Figure, Axes]:
+def figure_of(title: str, y_label: str, note: str) -> tuple[Figure, Axes]:
     require()
     from matplotlib.figure import Figure
 
@@ -235,6 +209,6 @@ def _tick(value: float, _position: float | None) -> str:
     return f"{value:,.4g}" if abs(value) < 100 else f"{value:,.0f}"
 
 
-def _columns(axes: Axes, groups: Sequence[str]) -> None:
+def columns(axes: Axes, groups: Sequence[str]) -> None:
     axes.set_xticks(range(len(groups)))
     axes.set_xticklabels(list(groups), rotation=20 if len(groups) > 4 else 0)

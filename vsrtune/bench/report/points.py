@@ -58,6 +58,12 @@ class Point:
         """Share of all frames sent that were not forwarded."""
         return max(0.0, self._share(lambda t: t.sent - t.forwarded, lambda t: t.sent))
 
+    @property
+    def late(self) -> float | None:
+        """Share of the sampled frames that came out of order; None where nobody looked."""
+        share = self._share(lambda t: t.reordered, lambda t: t.sampled)
+        return share if any(t.sampled for t in self.trials) else None
+
     def drop_share(self, place: str) -> float:
         """Share of all frames sent that were lost at ``place``."""
         return self._share(lambda t: t.drops.get(place, 0), lambda t: t.sent)

@@ -2,7 +2,7 @@
 """Outcomes as tables of text, for the output of `vsrtune bench` and its HTML report.
 
 Pure, like vsrtune.views.tables: this module makes the texts, others draw them. The table of trials
-also holds the results of a sweep and a soak; the tables of the summary (bench/methods/methods.py,
+also holds the results of a sweep; the tables of the summary (bench/methods/methods.py,
 rate_search.py, compare.py) give the figures that one reads first.
 """
 
@@ -11,8 +11,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
+from statistics import median
 from typing import Any
 
+from vsrtune.bench.paper import beside
 from vsrtune.bench.report.points import DROPS, ROLES, Point, by_configuration, used
 from vsrtune.bench.spec.model import Outcome
 from vsrtune.views.tables import NOTHING, Table, filled
@@ -42,16 +44,6 @@ def interval(low: float | None, high: float | None) -> str:
 
 def _microseconds(seconds: float | None) -> str:
     return number(None if seconds is None else seconds * 1e6)
-
-
-# Of a Latency as data.
-PROBES: Columns = {
-    "P50": lambda one: _microseconds(one["p50"]),
-    "P90": lambda one: _microseconds(one["p90"]),
-    "P99": lambda one: _microseconds(one["p99"]),
-    "probes": lambda one: str(one["sent"]),
-    "lost": lambda one: str(one["lost"]),
-}
 
 
 def listed(title: str, columns: Columns, items: Iterable[Any]) -> Table:
@@ -86,13 +78,12 @@ def header(outcome: Outcome) -> Table:
     names = [f"{r.name} (native)" if r.native else r.name for r in spec.routers]
     between = names[0] if len(names) == 1 else f"{{{', '.join(names)}}}"
     both = "both directions" if traffic.bidirectional else "left to right"
-    bursts = f", in bursts of {1000 * traffic.burst:g} ms" if traffic.burst else ""
     rows = [
         ("measured", label(outcome) or "unlabelled"),
         ("path", f"{spec.left} -> {between} -> {spec.right}, {both}"),
         (
             "frames",
-            f"{size}, {traffic.flows:,} flow{'s' if traffic.flows != 1 else ''} each{bursts}",
+            f"{size}, {traffic.flows:,} flow{'s' if traffic.flows != 1 else ''} each",
         ),
         ("method", method_text(outcome)),
         ("trials", f"{len(outcome.trials)}, warm-up {spec.warmup:g} s before each"),
@@ -111,7 +102,7 @@ def method_text(outcome: Outcome) -> str:
     """The method with the values that decide its answer: trial length, threshold, repeats."""
     m = outcome.spec.method
     length = f"trials of {m.seconds:g} s"
-    if outcome.method == "compare":
+    if outcome.method in ("compare", "paper"):
         count = outcome.summary.get("pairs")
         many = f"{count} rounds" if count else "rounds"
         return f"comparison of interleaved {many} in shuffled order, {length}"
@@ -120,8 +111,6 @@ def method_text(outcome: Outcome) -> str:
             f"{m.kind.upper()}: the highest rate with loss of at most {100 * m.loss:g} %, "
             f"{length}, the worst of {m.trials} deciding, precision {100 * m.precision:g} %"
         )
-    if m.kind == "soak":
-        return f"soak for {m.duration:g} s, {length}"
     return f"{m.kind}, {length}, {m.repeats} times"
 
 
@@ -133,6 +122,7 @@ def load_text(p: Point) -> str:
 def throughput_table(found: Sequence[Point]) -> Table:
     """A row for each configuration and load: rates, loss, and where frames were lost."""
     places = used(found, DROPS, "drops")
+    looked = any(p.late is not None for p in found)
     rows = [
         {
             "configuration": p.configuration,
@@ -143,6 +133,7 @@ def throughput_table(found: Sequence[Point]) -> Table:
             "trials": str(len(p.trials)),
             "lost %": percent(p.loss),
             **{DROPS[place]: percent(p.drop_share(place)) for place in places},
+            **({"reordered %": percent(p.late)} if looked else {}),
         }
         for p in found
     ]
@@ -171,11 +162,26 @@ def latency_table(found: Sequence[Point]) -> Table:
     columns: Columns = {
         "configuration": lambda one: one["point"].configuration,
         "offered pps": lambda one: load_text(one["point"]),
-        **PROBES,
+        "P50": lambda one: _microseconds(one["p50"]),
+        "P90": lambda one: _microseconds(one["p90"]),
+        "P99": lambda one: _microseconds(one["p99"]),
+        "P99.9": lambda one: _microseconds(one["p999"]),
+        "jitter": lambda one: _microseconds(one["jitter"]),
+        "probes": lambda one: str(one["sent"]),
+        "lost": lambda one: str(one["lost"]),
     }
-    latencies = ((p, t.latency) for p in found for t in p.trials)
-    late = [{"point": p, **asdict(latency)} for p, latency in latencies if latency is not None]
-    return listed("One-way latency, microseconds", columns, late)
+    late = [{"point": p, **_middle(p)} for p in found if any(t.latency for t in p.trials)]
+    return listed("One-way latency, microseconds: median of the trials", columns, late)
+
+
+def _middle(p: Point) -> dict[str, Any]:
+    """The latency of a point: medians of its trials' values, sums of the probes."""
+    each = [asdict(t.latency) for t in p.trials if t.latency is not None]
+    found: dict[str, Any] = {}
+    for key in each[0]:
+        values = [one[key] for one in each if one[key] is not None]
+        found[key] = median(values) if values else None
+    return found | {key: sum(one[key] for one in each) for key in ("sent", "lost")}
 
 
 def notes_table(outcome: Outcome) -> Table:
@@ -227,14 +233,14 @@ def summary_tables(outcome: Outcome) -> list[Table]:
     match summary.get("kind"):
         case "sweep":
             return [_sweep(summary)]
-        case "soak":
-            return [_soak(summary)]
         case "ndr" | "pdr":
-            return [_throughput(summary), _steps(summary), _latency(summary)]
+            return [_throughput(summary)]
         case "fairness":
             return [_fairness(summary), _shares(summary)]
         case "compare":
             return _compare(summary)
+        case "paper":
+            return [beside(outcome), *_compare(summary)]
         case _:
             return []
 
@@ -248,26 +254,10 @@ def _sweep(s: Summary) -> Table:
     rows = [("peak", f"{number(peak['pps'])} pps at {number(peak['offered'])} pps offered")]
     if s["at_highest"] is not None:
         rows.append(("at the highest load", f"{percent(s['at_highest'])} % of the peak"))
-    if s.get("generator_limited"):
-        limited = ", ".join(number(rate) for rate in s["generator_limited"])
-        rows.append(("generator fell short", f"at {limited} pps offered"))
-    return _words("Sweep", rows)
-
-
-def _soak(s: Summary) -> Table:
-    pps, worst = s["pps"], s["worst"]
-    rows = [
-        ("offered", f"{number(s['rate'])} pps, {s['trials']} trials"),
-        ("forwarded", f"{number(pps['median'])} pps ({interval(pps['low'], pps['high'])})"),
-        ("lost", f"{s['sent'] - s['forwarded']:,} of {s['sent']:,} frames"),
-        ("trials with loss", str(s["lossy_trials"])),
-        ("worst", (f"trial {worst['trial'] + 1}: {number(worst['pps'])} pps, "
-         f"{percent(worst['loss'])} % lost")),
-    ]  # fmt: skip
-    if s["drift_per_hour"] is not None:
+    if "drift_per_hour" in s:
         text = f"{100 * s['drift_per_hour']:+.2f} % an hour (R squared {s['r_squared']:.2f})"
         rows.append(("drift", text))
-    return _words("Soak", rows)
+    return _words("Sweep", rows)
 
 
 _LIMITS = {
@@ -284,41 +274,14 @@ def _throughput(s: Summary) -> Table:
         (name, "none of the rates" if s["lower"] is None else f"{number(s['lower'])} pps"),
         ("fails at", "" if s["upper"] is None else f"{number(s['upper'])} pps"),
         ("limited by", _LIMITS.get(s["limited_by"], str(s["limited_by"]))),
-        ("loss allowed", f"{100 * s['loss']:g} %"),
-        ("trial", f"{s['seconds']:g} s, the worst of {s['trials']} deciding"),
-        ("precision", f"{100 * s['precision']:g} %"),
     ]
     return _words(f"{name} (throughput)", rows)
-
-
-def _steps(s: Summary) -> Table:
-    columns: Columns = {
-        "rate": lambda step: number(step["rate"]),
-        "seconds": lambda step: f"{step['seconds']:g}",
-        "trials": lambda step: str(step["trials"]),
-        "forwarded pps": lambda step: number(step["pps"]),
-        "lost %": lambda step: percent(step["loss"]),
-        "result": lambda step: "passed" if step["passed"] else "failed",
-    }
-    return listed("Search", columns, s["steps"])
-
-
-def _latency(s: Summary) -> Table:
-    columns: Columns = {
-        "load": lambda one: f"{100 * one['share']:g} % of {s['kind'].upper()}",
-        "pps": lambda one: number(one["rate"]),
-        **PROBES,
-    }
-    return listed("One-way latency under load, microseconds", columns, s["latency"])
 
 
 def _fairness(s: Summary) -> Table:
     columns: Columns = {
         "rate": lambda p: number(p["rate"]),
-        "forwarded pps": lambda p: number(p["pps"]["median"]),
-        "lost %": lambda p: percent(p["loss"]["median"]),
         "Jain's index": lambda p: "{median:.3f} ({low:.3f}..{high:.3f})".format(**p["jain"]),
-        "worst share / best": lambda p: number(p["least_to_most"]),
     }
     return listed(f"Fairness between {s['unit']}s", columns, s["points"])
 

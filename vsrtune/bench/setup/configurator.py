@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from vsrtune.bench.cleanup import cleaners
-from vsrtune.bench.cleanup.ledger import BenchLedger
+from vsrtune.bench.cleanup.cleaners import BenchLedger
 from vsrtune.bench.setup.attachments import Attachments
 from vsrtune.bench.setup.commands import run
 from vsrtune.bench.setup.scaling import Members

@@ -18,18 +18,17 @@ from vsrtune.policy.yaml_reader import KeyPath
 # The key, what is wrong, and what to write instead.
 Mistake = tuple[KeyPath, str, str]
 
-# The keys of a method that each kind needs, and those that it may have, beside seconds.
+# The keys of a method that each kind needs, and those that it may have, beside seconds and
+# reordering.
 _KEYS = {
     "sweep": (("rates",), ("repeats", "latency", "sizes")),
     "ndr": (("high",), ("low", "precision", "trials", "latency")),
     "pdr": (("high",), ("low", "precision", "trials", "latency", "loss")),
     "fairness": (("rates",), ("repeats", "by_router", "latency")),
-    "soak": (("rates", "duration"), ("latency",)),
 }
 _EXAMPLES = {
     "rates": "rates: [4000, 16000]",
     "high": "high: 100000",
-    "duration": "duration: 10min",
 }
 _TUNING_KEYS = {
     Tuning.POLICY: ("policy_path",),
@@ -129,7 +128,7 @@ def _method(spec: Spec) -> Iterator[Mistake]:
         if not getattr(method, key):
             yield (("method",), f"{method.kind} needs the key {key!r}", f"add {_EXAMPLES[key]}")
     default = Method(kind=method.kind)
-    for key in {field.name for field in fields(Method)} - {"seconds", *needs, *may}:
+    for key in {field.name for field in fields(Method)} - {"seconds", "reordering", *needs, *may}:
         if getattr(method, key) != getattr(default, key):
             yield (("method", key), f"{method.kind} has no use for this key", "remove it")
     yield from _method_values(spec)
@@ -144,8 +143,6 @@ def _method_values(spec: Spec) -> Iterator[Mistake]:
         values = getattr(method, key)
         if len(set(values)) != len(values):
             yield (("method", key), f"a {what} stands here twice", "use repeats instead")
-    if method.kind == "soak" and len(method.rates) > 1:
-        yield (("method", "rates"), "soak has one rate", "keep one of them")
     if method.high and method.low >= method.high:
         yield (("method", "low"), "low is not below high", "search from low to high")
     if method.kind == "pdr" and method.loss <= 0:

@@ -24,7 +24,7 @@ MAX_DESTINATIONS = 65536
 MAX_PPS = 150_000_000
 MAX_QUEUES = 256
 MAX_MEMBERS = 256
-KINDS = ("sweep", "ndr", "pdr", "fairness", "soak")
+KINDS = ("sweep", "ndr", "pdr", "fairness")
 DURATION_PATTERN = r"^\s*([0-9]+(\.[0-9]*)?|\.[0-9]+)\s*(ms|s|min)\s*$"
 
 _IPV4 = r"^[0-9]{1,3}(\.[0-9]{1,3}){3}$"

@@ -154,13 +154,13 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """The trials to make: ``kind`` is sweep, ndr, pdr, fairness or soak.
+    """The trials to make: ``kind`` is sweep, ndr, pdr or fairness.
 
     sweep: ``rates``, ``repeats``. ndr/pdr: ``low``..``high``, loss threshold ``loss``
     (share, 0 for ndr), ``precision`` (share of the rate), ``trials`` per rate, of which the
-    worst decides. fairness: each of ``rates`` to each router, or flow, ``repeats``. soak:
-    ``rates[0]`` in trials of ``seconds`` for ``duration``. With ``sizes`` a sweep tries
-    each rate with frames of each of these sizes instead of ``Traffic.size``.
+    worst decides. fairness: each of ``rates`` to each router, or flow, ``repeats``. With
+    ``sizes`` a sweep tries each rate with frames of each of these sizes instead of
+    ``Traffic.size``.
     """
 
     kind: str = field(default="sweep", metadata=choice(*keys.KINDS))
@@ -172,13 +172,15 @@ class Method:
     loss: float = field(default=0.0, metadata=keys.SHARE)
     precision: float = field(default=0.05, metadata=keys.PRECISION)
     trials: int = field(default=1, metadata=whole(1, 100))
-    duration: float = field(default=0.0, metadata=keys.DURATION)
+    # In results of earlier versions.
+    duration: float = 0.0
     # fairness: pps by router name, where they are not equal.
     by_router: Mapping[str, int] = field(
         default_factory=dict,
         metadata=by_name(keys.RATE, "rates by router name such as {vr1: 8000}"),
     )
     latency: bool = field(default=False, metadata=FLAG)
+    reordering: bool = field(default=False, metadata=FLAG)
     sizes: tuple[Size, ...] = field(
         default=(), metadata=sequence(keys.SIZE, "a list of sizes such as [60, 508, 1496]")
     )
@@ -245,13 +247,17 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """One-way latency of probes, seconds; None when none came. ``lost`` of ``sent`` never came."""
+    """One-way latency of probes, seconds; None when none came. ``lost`` of ``sent`` never came.
+    ``p999`` needs 1000 that came. ``jitter`` is the packet delay variation of RFC 5481: the 99th
+    percentile of what each took longer than the fastest."""
 
     sent: int
     lost: int
     p50: float | None
     p90: float | None
     p99: float | None
+    p999: float | None = None
+    jitter: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +269,8 @@ class Trial:
     router, ``forwarded_by_flow`` by "router/flow number" where flows are few (<= 16).
     ``cpu_seconds``, ``switches`` (voluntary and not) and ``migrations`` are by thread
     role: vcpu, vhost, napi, emulator, other (of the guests), ksoftirqd, and for CPU
-    seconds also softirq and idle (of the whole host).
+    seconds also softirq and idle (of the whole host). Of ``sampled`` frames, ``reordered`` came
+    after one of their flow that was sent later (RFC 4737); 0 of 0 where nobody looked.
     """
 
     configuration: str
@@ -279,6 +286,8 @@ class Trial:
     switches: Mapping[str, int] = field(default_factory=dict)
     migrations: Mapping[str, int] = field(default_factory=dict)
     latency: Latency | None = None
+    sampled: int = 0
+    reordered: int = 0
     notes: tuple[str, ...] = ()
 
     @property

@@ -20,7 +20,6 @@ from vsrtune.policy.yaml_reader import Document, read
 
 PDR_LOSS = 0.005
 KIND = "bench specification"
-_TIMES = ("seconds", "duration")
 _SCALE = {"ms": 0.001, "s": 1.0, "min": 60.0}
 
 
@@ -105,7 +104,7 @@ def _stated(data: dict[str, Any], path: str) -> dict[str, Any]:
     for key in ("method", "limits"):
         if key in data:
             within = values[key]
-            values[key] = {k: _duration(v) if k in _TIMES else v for k, v in within.items()}
+            values[key] = {k: _duration(v) if k == "seconds" else v for k, v in within.items()}
     if "warmup" in data:
         values["warmup"] = _duration(data["warmup"])
     fields = get_type_hints(Spec)

@@ -10,6 +10,7 @@ An `open` comes first and names the devices; frames go to no other device.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
@@ -28,13 +29,13 @@ from vsrtune.bench import children
 from vsrtune.bench.spec.model import Leg
 from vsrtune.bench.spec.streams import Counted, Stream
 from vsrtune.bench.traffic import devices, pktgen, probe
-from vsrtune.bench.traffic.sink import Sink
+from vsrtune.bench.traffic.sink import ETH_P_ALL, Sink, order
 from vsrtune.core.codec import decode
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.host.filesystem import LiveRoot, boot_id
 from vsrtune.host.netdev import parse_softnet
 
-_OPERATIONS = ("open", "sink", "run", "counters", "probe", "probed", "clean")
+_OPERATIONS = ("open", "sink", "run", "counters", "probe", "probed", "order", "clean")
 
 
 class Agent:
@@ -46,6 +47,7 @@ class Agent:
         self._generator: pktgen.Pktgen | None = None
         self._sink: Sink | None = None
         self._receivers: dict[str, probe.ProbeSocket] = {}
+        self._samples: list[probe.ProbeSocket] = []
         self._loaded = False
 
     def answer(self, request: Mapping[str, Any]) -> Any:
@@ -117,6 +119,15 @@ class Agent:
             select.select([receiver.socket], [], [], left)
             found.update(receiver.stamps(run))
         return sorted(found.items())
+
+    def order(self, begin: bool) -> list[tuple[int, int]]:
+        """Frames kept so far, and those of them that came out of order, by device. ``begin`` to
+        keep what arrives where it is counted, as much as a socket's buffer holds."""
+        with contextlib.ExitStack() as stack:
+            found = [order(stack.enter_context(one)) for one in self._samples]
+        devices = self._sink.devices if begin and self._sink is not None else ()
+        self._samples = [probe.ProbeSocket(name, ETH_P_ALL) for name in devices]
+        return found
 
     def clean(self, namespace: str | None, names: list[str]) -> None:
         """Remove what a killed agent left."""

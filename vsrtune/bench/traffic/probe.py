@@ -36,6 +36,8 @@ _SO_TIMESTAMPING = 37
 _TX_SOFTWARE = 1 << 1
 _REPORT_SOFTWARE = 1 << 4
 _ROOM = 16 << 20
+# Fewer say nothing of one in a thousand.
+ENOUGH = 1000
 
 
 def frame(own_mac: bytes, leg: Leg, run: int, number: int, flow: int = 0) -> bytes:
@@ -144,7 +146,8 @@ def send_at_rate(
 
 
 def latency(sent: Mapping[int, int], received: Mapping[int, int]) -> Latency | None:
-    """Percentiles (nearest rank) of the probes that arrived; None when none was sent.
+    """Percentiles (nearest rank) of the probes that arrived; None when none was sent. P99.9 needs
+    ENOUGH of them.
 
     When none arrived, the percentiles are None, and ``lost`` equals ``sent``.
     """
@@ -153,7 +156,9 @@ def latency(sent: Mapping[int, int], received: Mapping[int, int]) -> Latency | N
     times = sorted((received[n] - sent[n]) / 1e9 for n in sent if n in received)
     lost = len(sent) - len(times)
     (p50, p90, p99) = (_rank(times, share) for share in (0.50, 0.90, 0.99))
-    return Latency(len(sent), lost, p50, p90, p99)
+    p999 = _rank(times, 0.999) if len(times) >= ENOUGH else None
+    jitter = None if p99 is None else p99 - times[0]
+    return Latency(len(sent), lost, p50, p90, p99, p999, jitter)
 
 
 def _rank(times: Sequence[float], share: float) -> float | None:

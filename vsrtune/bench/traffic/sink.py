@@ -9,16 +9,25 @@ process owns the table: the kernel removes the table when the process ends, howe
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from vsrtune.bench.spec.streams import Counted
+from vsrtune.bench.traffic.probe import ProbeSocket
 from vsrtune.core.errors import VsrtuneError
 
 TABLE = "vsrtune_bench"
 # Before every other hook at this place.
 _PRIORITY = -400
+
+# linux/if_ether.h: a packet socket of it gets frames before the sink drops them.
+ETH_P_ALL = 3
+# net/core/pktgen.c: 42 bytes of headers, the magic number, the number of the frame in its stream,
+# and when it was made, in seconds and microseconds.
+_MAGIC = bytes.fromhex("be9be955")
+_HEAD = 58
 
 
 class Sink:
@@ -33,14 +42,14 @@ class Sink:
                 hint="install python3-nftables",
             ) from error
         self._nft = nftables.Nftables()
-        self._devices = {name: tuple(counted) for name, counted in devices.items() if counted}
-        self._run(ruleset(self._devices))
+        self.devices = {name: tuple(counted) for name, counted in devices.items() if counted}
+        self._run(ruleset(self.devices))
 
     def read(self) -> list[tuple[str, int | None, int]]:
         """Streams, flows, and their frames so far. Raises VsrtuneError."""
         self._nft.set_json_output(True)
         found: list[tuple[str, int | None, int]] = []
-        for number, counted in enumerate(self._devices.values()):
+        for number, counted in enumerate(self.devices.values()):
             listing = json.loads(self._run(f"list set netdev {TABLE} {_set(number)}"))
             frames = dict(parse_elements(listing))
             found += [(one.key, one.flow, frames[element(one)]) for one in counted]
@@ -93,3 +102,22 @@ def parse_elements(listing: Any) -> Iterator[tuple[tuple[str | int, ...], int]]:
 
 def _set(number: int) -> str:
     return f"frames_{number}"
+
+
+def order(socket: ProbeSocket) -> tuple[int, int]:
+    """How many of the generator's frames a socket of ETH_P_ALL got, and how many of them came
+    after a frame of their flow that was sent later: the reordered singletons of RFC 4737."""
+    highest: dict[bytes, bytes] = {}
+    count = late = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            head = socket.socket.recv(_HEAD)
+            # From the source address to the destination port.
+            flow, sent = head[26:38], head[50:] + head[46:50]
+            if head[42:46] == _MAGIC:
+                # Numbers begin anew with every run, and frames of the warm-up may still come.
+                last = highest.get(flow, b"")
+                highest[flow] = max(sent, last)
+                count += 1
+                late += sent < last
+    return count, late
