@@ -12,8 +12,8 @@ import pytest
 from nethelp import ip
 
 from vsrtune.bench.spec.model import Leg
+from vsrtune.bench.traffic.agent import ETH_P_ALL, order
 from vsrtune.bench.traffic.probe import ProbeSocket, udp_frame
-from vsrtune.bench.traffic.sink import ETH_P_ALL, order
 
 LEG = Leg("02:00:00:00:00:01", "10.10.1.2", "10.20.1.100")
 RULES = """table netdev sink {

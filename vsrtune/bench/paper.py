@@ -18,7 +18,7 @@ from string import Template
 from typing import Any
 
 from vsrtune.bench.methods.compare import CompareRun, compare
-from vsrtune.bench.methods.schedule import even_load
+from vsrtune.bench.methods.methods import even_load
 from vsrtune.bench.setup import commands
 from vsrtune.bench.spec.model import SENT_ENOUGH, Configuration, Outcome, Spec, Trial
 from vsrtune.core.codec import decode

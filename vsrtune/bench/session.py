@@ -18,15 +18,14 @@ from typing import Any
 
 from vsrtune import __version__
 from vsrtune.bench import paper
-from vsrtune.bench.cleanup.cleaners import CLEANERS, BenchLedger
-from vsrtune.bench.cleanup.guard import RunGuard
+from vsrtune.bench.cleanup.cleaners import CLEANERS, BenchLedger, RunGuard
 from vsrtune.bench.measure.counters import guests_of
 from vsrtune.bench.measure.tester import Tester
 from vsrtune.bench.methods import compare, methods
 from vsrtune.bench.methods.compare import CompareRun
-from vsrtune.bench.methods.schedule import run
+from vsrtune.bench.methods.methods import run
 from vsrtune.bench.progress import ProgressWatch
-from vsrtune.bench.report.environment import environment
+from vsrtune.bench.report.files import environment
 from vsrtune.bench.setup.configurator import Configurator
 from vsrtune.bench.spec.model import Configuration, Load, Outcome, Router, Spec, Trial
 from vsrtune.core.errors import VsrtuneError

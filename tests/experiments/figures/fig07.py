@@ -10,7 +10,7 @@ from experiments.judge import SAME, Judge, Place, Rule, above, below, compared
 from experiments.plan import NATIVE, ROUTES, Claim, Figure, Run, fifo, policy, untuned
 from experiments.text import offered
 from vsrtune.bench.report import plots
-from vsrtune.bench.spec.keys import MAX_DESTINATIONS
+from vsrtune.bench.spec.model import MAX_DESTINATIONS
 
 FLOWS = (1, 16384, 1_000_000)
 FIRST = "10.128.0.0"

@@ -294,7 +294,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import labhelp, test_bench
 from dataclasses import replace
-from vsrtune.bench.cleanup.guard import RunGuard
+from vsrtune.bench.cleanup.cleaners import RunGuard
 from vsrtune.bench.cleanup.cleaners import BenchLedger
 from vsrtune.bench.spec.model import Load, Traffic
 from vsrtune.bench.measure.tester import Tester

@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from vsrtune.bench.measure.accounting import Counts, Effort, account
-from vsrtune.bench.measure.counters import MIGRATIONS, SWITCHES, Usage, Used, effort, total
+from vsrtune.bench.measure.counters import (
+    MIGRATIONS,
+    SWITCHES,
+    Counts,
+    Effort,
+    Usage,
+    Used,
+    account,
+    effort,
+    total,
+)
 from vsrtune.bench.spec.model import Latency, Load, Trial
 from vsrtune.bench.traffic.pktgen import Sent
 from vsrtune.model.guest import ThreadKey

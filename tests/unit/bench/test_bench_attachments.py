@@ -17,7 +17,7 @@ from attach_host import FakeAttachHost, Killed
 from vsrtune.attach.libvirt_hotplug import RefusedError
 from vsrtune.attach.plan.model import AttachHostState
 from vsrtune.bench.cleanup.cleaners import CLEANERS, BenchLedger
-from vsrtune.bench.setup import bridges, switches
+from vsrtune.bench.setup import attachments
 from vsrtune.bench.setup.attachments import rewritten, switchable
 from vsrtune.bench.setup.configurator import Configurator
 from vsrtune.bench.spec.model import BenchAttachment, Configuration
@@ -182,13 +182,13 @@ class Bench:
         self.host.set_queue(self.host.index("macvtap1"), 123)
         self.host.changes = 0
         monkeypatch.setattr(FakeAttachHost, "close", lambda _: None, raising=False)
-        monkeypatch.setattr(switches, "LiveHost", lambda _: self.host)
-        monkeypatch.setattr(switches, "LEDGER", place / "attach.jsonl")
-        monkeypatch.setattr(switches, "JOURNAL", place / "journal")
-        monkeypatch.setattr(bridges, "name_for", self._name)
-        monkeypatch.setattr(bridges, "existing", self._existing)
-        monkeypatch.setattr(bridges, "create", self._create)
-        monkeypatch.setattr(bridges, "remove", self._remove)
+        monkeypatch.setattr(attachments, "LiveHost", lambda _: self.host)
+        monkeypatch.setattr(attachments, "LEDGER", place / "attach.jsonl")
+        monkeypatch.setattr(attachments, "JOURNAL", place / "journal")
+        monkeypatch.setattr(attachments, "name_for", self._name)
+        monkeypatch.setattr(attachments, "existing", self._existing)
+        monkeypatch.setattr(attachments, "create", self._create)
+        monkeypatch.setattr(attachments, "remove", self._remove)
 
     def ledger(self) -> BenchLedger:
         return BenchLedger.open(self.place / "bench.jsonl")
@@ -331,18 +331,18 @@ def test_what_keeps_a_device_out_of_a_bridge(
 ) -> None:
     family = {True: socket.AF_INET6, False: socket.AF_INET}
     found = [SimpleNamespace(family=family[":" in a], address=a) for a in addresses]
-    monkeypatch.setattr(bridges.psutil, "net_if_addrs", lambda: {"p0": found})
+    monkeypatch.setattr(attachments.psutil, "net_if_addrs", lambda: {"p0": found})
     host = AttachHostState((), [Link(2, "p0"), *links], ())
-    what = bridges.obstacle("p0", own, host)
+    what = attachments.obstacle("p0", own, host)
     assert (what is None) == (why == "")
     assert why in (what or ("",))[0]
 
 
 def test_a_port_of_a_bridge_is_not_taken_out_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bridges.psutil, "net_if_addrs", dict)
+    monkeypatch.setattr(attachments.psutil, "net_if_addrs", dict)
     host = AttachHostState((), [Link(2, "p0", master=5), Link(5, "br0", "bridge")], ())
-    assert bridges.obstacle("p0", (), host) == (
+    assert attachments.obstacle("p0", (), host) == (
         "p0 is a port of br0 already", "take it out of there",
     )  # fmt: skip
     with pytest.raises(VsrtuneError, match="no such device"):
-        bridges.obstacle("p9", (), host)
+        attachments.obstacle("p9", (), host)

@@ -11,7 +11,7 @@ from bench_router import FakeRouter, spec
 
 from vsrtune.bench.methods.compare import compare, verdict
 from vsrtune.bench.methods.compare import trials as expected
-from vsrtune.bench.methods.schedule import run
+from vsrtune.bench.methods.methods import run
 from vsrtune.bench.spec.model import Configuration, Load, Method, Spec, Trial
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.stats import paired_ratio, pairs_needed

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from vsrtune.bench.spec.model import Leg
-from vsrtune.bench.traffic.devices import own_addresses, refusal
+from vsrtune.bench.traffic.agent import order, own_addresses, refusal
 from vsrtune.bench.traffic.probe import frame, latency, number_of
-from vsrtune.bench.traffic.sink import order
 
 UP = ["BROADCAST", "MULTICAST", "UP", "LOWER_UP"]
 VETH = {"info_kind": "veth"}

@@ -10,7 +10,7 @@ import bench_samples as samples
 import pytest
 import recorded_hosts
 
-from vsrtune.bench.report.environment import environment, label
+from vsrtune.bench.report.files import environment, label
 from vsrtune.bench.session import with_macs
 from vsrtune.bench.spec.model import Endpoint, Router
 from vsrtune.core.errors import VsrtuneError

@@ -22,10 +22,10 @@ def path(tmp_path: Path) -> Path:
 BENCH = """
 import os, signal, sys
 from pathlib import Path
-from vsrtune.bench.cleanup import guard
+from vsrtune.bench.cleanup import cleaners
 from vsrtune.bench.cleanup.cleaners import BenchLedger
 ledger = BenchLedger.open(Path(sys.argv[1]))
-watch = guard.RunGuard(ledger)
+watch = cleaners.RunGuard(ledger)
 ledger.add("command", {"nobody": "knows"})
 print(watch.pid, flush=True)
 END

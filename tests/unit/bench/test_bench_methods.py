@@ -9,7 +9,7 @@ import pytest
 from bench_router import FakeRouter, spec
 
 from vsrtune.bench.methods import methods
-from vsrtune.bench.methods.schedule import run
+from vsrtune.bench.methods.methods import run
 from vsrtune.bench.spec.model import Load, Method, Spec, Traffic, Trial
 from vsrtune.core.errors import VsrtuneError
 

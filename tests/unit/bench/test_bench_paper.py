@@ -14,7 +14,7 @@ from bench_router import FakeRouter
 from shell_samples import guest
 
 from vsrtune.bench import paper
-from vsrtune.bench.methods.schedule import run
+from vsrtune.bench.methods.methods import run
 from vsrtune.bench.report import tables
 from vsrtune.bench.report.files import outcome_from_json, outcome_to_json
 from vsrtune.bench.spec.model import Configuration, Load, Method, Outcome, Trial, Tuning

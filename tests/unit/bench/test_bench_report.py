@@ -15,7 +15,7 @@ import pytest
 from bench_router import FakeRouter
 
 from vsrtune.bench.methods import compare, methods
-from vsrtune.bench.methods.schedule import run
+from vsrtune.bench.methods.methods import run
 from vsrtune.bench.report import files, plots, tables
 from vsrtune.bench.report.points import by_configuration, points
 from vsrtune.bench.spec.model import (

@@ -11,7 +11,7 @@ import pytest
 from bench_router import FakeRouter, spec
 
 from vsrtune.bench.methods import methods
-from vsrtune.bench.methods.schedule import run
+from vsrtune.bench.methods.methods import run
 from vsrtune.bench.report.files import outcome_from_json, outcome_to_json
 from vsrtune.bench.report.tables import outcome_tables
 from vsrtune.bench.spec.model import Latency, Method, Outcome

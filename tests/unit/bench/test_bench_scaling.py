@@ -12,7 +12,7 @@ from pvr_group import create, fresh
 from switch_faults import do
 
 from vsrtune.bench.cleanup.cleaners import CLEANERS, BenchLedger
-from vsrtune.bench.setup import switches
+from vsrtune.bench.setup import attachments
 from vsrtune.bench.setup.configurator import Configurator
 from vsrtune.bench.spec.model import Configuration
 from vsrtune.cli.options import ATTACH_LEDGER
@@ -29,9 +29,9 @@ def host(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeAttachHost:
     """Two guests in a group, where the bench finds them."""
     fake = fresh()
     monkeypatch.setattr(FakeAttachHost, "close", lambda _: None, raising=False)
-    monkeypatch.setattr(switches, "LiveHost", lambda _: fake)
-    monkeypatch.setattr(switches, "LEDGER", tmp_path / "attach.jsonl")
-    monkeypatch.setattr(switches, "JOURNAL", tmp_path / "journal")
+    monkeypatch.setattr(attachments, "LiveHost", lambda _: fake)
+    monkeypatch.setattr(attachments, "LEDGER", tmp_path / "attach.jsonl")
+    monkeypatch.setattr(attachments, "JOURNAL", tmp_path / "journal")
     do(fake, tmp_path / "attach.jsonl", create)
     return fake
 
@@ -51,7 +51,7 @@ def configurator(
 
 
 def plugged() -> list[str]:
-    with switches.opened("") as (_, seen):
+    with attachments.opened("") as (_, seen):
         return group_scale.plugged(of_group("edge", seen), seen)
 
 
@@ -109,11 +109,11 @@ def test_refusals(host: FakeAttachHost, configurator: Configurator) -> None:
         with pytest.raises(VsrtuneError, match=what):
             configurator.check([Configuration("x", scale={"edge": count})])
         # What no number tells is not what a bench begins with.
-        with switches.opened("") as (switcher, seen):
+        with attachments.opened("") as (switcher, seen):
             switcher.carry_out(group_scale.drain("edge", "a", seen))
     with pytest.raises(VsrtuneError, match="no such group"):
         configurator.check([Configuration("x", scale={"other": 1})])
 
 
 def test_groups_are_looked_for_where_the_commands_write_them_down() -> None:
-    assert switches.LEDGER == ATTACH_LEDGER
+    assert attachments.LEDGER == ATTACH_LEDGER

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vsrtune.bench.methods.schedule import trial_rounds
+from vsrtune.bench.methods.methods import trial_rounds
 
 
 @given(st.integers(2, 6), st.integers(1, 5), st.integers(1, 20), st.integers(0, 10**6))

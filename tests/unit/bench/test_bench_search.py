@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from vsrtune.bench.methods.rate_search import Answer, Bounds, search
+from vsrtune.bench.methods.methods import Answer, Bounds, search
 from vsrtune.bench.spec.model import Load, Trial
 
 Router = Callable[[int], Answer]

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from vsrtune.bench.spec import model
-from vsrtune.bench.spec.keys import KINDS
+from vsrtune.bench.spec.model import KINDS
 from vsrtune.bench.spec.parser import load_text, schema, with_policy
 from vsrtune.core.errors import PolicyError
 from vsrtune.policy.model import PolicyErrors

@@ -17,8 +17,8 @@ from vsrtune.bench.spec.streams import (
     streams,
 )
 from vsrtune.bench.traffic import pktgen
+from vsrtune.bench.traffic.agent import element, parse_elements, ruleset
 from vsrtune.bench.traffic.pktgen import commands, parse_result, parse_thread
-from vsrtune.bench.traffic.sink import element, parse_elements, ruleset
 from vsrtune.core.errors import VsrtuneError
 
 FORTH = Leg("52:54:00:00:00:01", "10.10.1.2", "10.20.1.100")

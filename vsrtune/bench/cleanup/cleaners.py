@@ -9,6 +9,9 @@ entry done when the cleaner returns.
 A cleaner may be called at any time and any number of times: for a change that was never
 made, was made in part, or is taken back already. It raises VsrtuneError when something
 could not be taken back; the entry then stays.
+
+The guard is a process with a session of its own that waits on a pipe whose other end only the
+bench holds. However the bench ends, the pipe ends with it, and the guard resolves the ledger.
 """
 
 from __future__ import annotations
@@ -16,11 +19,14 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
+import syslog
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
+from vsrtune.bench import children
 from vsrtune.bench.children import AgentProcess
 from vsrtune.bench.setup import attachments, scaling
 from vsrtune.bench.setup.commands import run
@@ -149,3 +155,76 @@ CLEANERS: dict[str, Cleaner] = {
     TUNING: undo_journal,
     COMMAND: revert_command,
 }
+
+
+# Loading libvirt on a busy host takes its time.
+_START_SECONDS = 60.0
+# Putting attachments back waits for guests to release devices.
+_STOP_SECONDS = 300.0
+
+
+class RunGuard(children.Child):
+    """A running guard. Use as a context manager, or ``close``."""
+
+    def __init__(self, ledger: BenchLedger) -> None:
+        """Start a guard for the open ``ledger`` and wait until it is ready. Call this before
+        anything is changed. Raises VsrtuneError when it does not start."""
+        lock = ledger.lock_descriptor
+        path = ledger.path.with_name("guard.log")
+        argv = children.module("vsrtune.bench.cleanup.cleaners", str(ledger.path), str(lock))
+        # Not our stderr: whoever reads that must not wait for the guard.
+        with path.open("wb") as log:
+            super().__init__(argv, "the guard", stderr=log, pass_fds=(lock,), cwd="/")
+        try:
+            self.messages.next(_START_SECONDS)
+        except (EOFError, TimeoutError):
+            self.reap(0.0)
+            raise VsrtuneError(
+                "the guard did not start; nothing was changed", where=str(path)
+            ) from None
+
+    def close(self) -> None:
+        """End the guard: it resolves entries that are still pending, then exits. Raises
+        VsrtuneError that names what could not be put back."""
+        if self.stdin.closed:
+            return
+        self.end_input()
+        try:
+            failures = self.messages.next(_STOP_SECONDS)
+        except EOFError:
+            failures = ["the guard ended too early"]
+        except TimeoutError:
+            raise VsrtuneError("the guard does not end", where=f"process {self.pid}") from None
+        self.reap(_STOP_SECONDS)
+        if failures:
+            raise VsrtuneError(
+                "not everything was put back: " + "; ".join(failures),
+                hint="`vsrtune bench clean` tries again",
+            )
+
+
+def main(path: str, lock: int) -> int:
+    """Wait for the end of stdin, resolve the ledger, and print failures as JSON."""
+    # Only the end of the bench ends the guard: a signal to the terminal's processes, or to
+    # all of a service, reaches the bench as well.
+    for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_IGN)
+    signal.signal(signal.SIGPIPE, signal.SIG_IGN)
+    children.send(1, "ready")
+    while os.read(0, 4096):
+        pass
+    failures: list[str] = []
+    try:
+        with BenchLedger.open(Path(path), lock=lock) as ledger:
+            failures = [str(failure) for failure in ledger.resolve(CLEANERS)]
+    except VsrtuneError as error:
+        failures = [str(error)]
+    for what in failures:
+        syslog.syslog(syslog.LOG_ERR, f"vsrtune bench: not put back: {what}")
+    with contextlib.suppress(OSError):
+        children.send(1, failures)
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1], int(sys.argv[2])))

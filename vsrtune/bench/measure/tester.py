@@ -14,7 +14,7 @@ from vsrtune.bench.children import ANSWER_SECONDS, AgentProcess
 from vsrtune.bench.cleanup import cleaners
 from vsrtune.bench.cleanup.cleaners import BenchLedger
 from vsrtune.bench.measure import counters
-from vsrtune.bench.measure.accounting import Counts, account
+from vsrtune.bench.measure.counters import Counts, account
 from vsrtune.bench.spec.model import Endpoint, Latency, Load, Place, Spec, Trial
 from vsrtune.bench.spec.streams import Stream, counted, streams
 from vsrtune.bench.traffic.pktgen import Sent

@@ -30,8 +30,7 @@ from statistics import median
 from typing import Any
 
 from vsrtune.bench.methods import methods
-from vsrtune.bench.methods.methods import SEARCHES
-from vsrtune.bench.methods.schedule import MethodRun, generator_limited, trial_rounds
+from vsrtune.bench.methods.methods import SEARCHES, MethodRun, generator_limited, trial_rounds
 from vsrtune.bench.spec.model import Configuration, Load, Spec, Trial
 from vsrtune.core import stats
 from vsrtune.core.errors import VsrtuneError

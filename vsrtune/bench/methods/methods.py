@@ -13,24 +13,222 @@ fairness: unit ("router" or "flow"), points: one for each rate, with rate, share
 sent_pps, pps, share: the forwarded part of the frames sent to it; medians) and jain (spread over
 the trials of the index of the shares: 1 when all units lose the same part, 1/n when only one gets
 through).
-ndr, pdr: see rate_search.py.
+ndr, pdr (RFC 2544): lower (the highest rate that passed; None when even the lowest failed), upper
+(the lowest that failed, None when the highest passed), limited_by ("router"; "generator": it
+cannot send more; "high", "low": the ends of the search). With ``latency``, one more trial is made
+at each of 10, 50 and 90 % of lower. The search assumes that every rate above a failing one fails.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import random
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
+from math import floor
 from statistics import median
-from typing import Any
+from typing import Any, TypeVar
 
-from vsrtune.bench.methods import rate_search
-from vsrtune.bench.methods.schedule import (
-    MethodRun,
-    each_in_turn,
-    even_load,
-)
 from vsrtune.bench.spec.checks import fair_loads
 from vsrtune.bench.spec.model import Load, Spec, Trial
 from vsrtune.core.stats import jain, linear_fit, spread
+
+# A method: yields loads, receives the trial of each, returns its summary.
+MethodRun = Generator[Load, Trial, dict[str, Any]]
+# What a method yields: Load, or (configuration index, Load) in a comparison.
+Order = TypeVar("Order")
+
+
+def run(
+    method: Generator[Order, Trial, dict[str, Any]], do_trial: Callable[[Order], Trial]
+) -> tuple[dict[str, Any], list[Trial]]:
+    """Run ``method`` to its end. Return its summary, and every trial in order. An exception of
+    ``do_trial`` passes through after the method has been closed."""
+    trials: list[Trial] = []
+    try:
+        order = next(method)
+        while True:
+            trials.append(do_trial(order))
+            order = method.send(trials[-1])
+    except StopIteration as end:
+        return end.value, trials
+    finally:
+        method.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One measurement of everything: the order of configurations, and of the loads in each
+    configuration, by index."""
+
+    configurations: tuple[int, ...]
+    loads: tuple[int, ...]
+
+
+def trial_rounds(groups: Sequence[int], loads: int, count: int, seed: int) -> list[Round]:
+    """``count`` rounds of as many configurations as ``groups`` has entries. Equal arguments
+    give equal rounds.
+
+    Configurations of equal entries follow one another in every round, in a random order,
+    because the difference between groups is slow to change (members of a router are plugged
+    and unplugged). In as many successive rounds as there are groups, each group stands at
+    each place of the order once. All groups then share the effect of a place (after a
+    switch, on a warm machine), which independent orders would leave to luck. The loads come
+    in the same order within a round, so that the trials of a pair are equally far apart.
+    """
+    source = random.Random(seed)
+    together = [[i for i, g in enumerate(groups) if g == group] for group in dict.fromkeys(groups)]
+    orders: list[list[int]] = []
+    while len(orders) < count:
+        first = source.sample(range(len(together)), len(together))
+        turns = source.sample(range(len(together)), len(together))
+        orders += [first[turn:] + first[:turn] for turn in turns]
+    found = []
+    for order in orders[:count]:
+        mixed = [i for group in order for i in _mixed(together[group], source)]
+        found.append(Round(tuple(mixed), tuple(source.sample(range(loads), loads))))
+    return found
+
+
+def _mixed(group: Sequence[int], source: random.Random) -> Sequence[int]:
+    return source.sample(group, len(group)) if len(group) > 1 else group
+
+
+def each_in_turn(
+    loads: Sequence[Load], repeats: int, seed: int
+) -> Generator[Load, Trial, list[list[Trial]]]:
+    """Every load once per round, each round in a random order, so that changes of the machine
+    do not look like effects of the load. Returns the trials by load."""
+    made: list[list[Trial]] = [[] for _ in loads]
+    for turn in trial_rounds([0], len(loads), repeats, seed):
+        for index in turn.loads:
+            made[index].append((yield loads[index]))
+    return made
+
+
+def even_load(spec: Spec, rate: float, seconds: float, **more: Any) -> Load:
+    """``rate`` frames per second shared evenly by the routers."""
+    share = rate / len(spec.routers)
+    return Load({router.name: share for router in spec.routers}, seconds, **more)
+
+
+def generator_limited(trials: Sequence[Trial]) -> bool:
+    """Whether the generator, not the router, was the limit in most of the trials."""
+    return sum(t.fell_short for t in trials) * 2 > len(trials)
+
+
+LATENCY_SHARES = (0.1, 0.5, 0.9)
+# An open side is first widened by this share.
+WIDTH = 1.0
+# How often the part of a failing value that got through is the next guess.
+GUESSES = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """``lower`` passed, None when even the lowest value failed; ``upper`` failed, None
+    when the highest passed. ``by_generator``: the generator did not reach the upper bound, so
+    nothing is known about the router there."""
+
+    lower: float | None
+    upper: float | None
+    by_generator: bool = False
+
+
+# Whether the value passed; the value really tried, less than asked for when the generator fell
+# short; and a value that might pass where this did not.
+Answer = tuple[bool, float, float]
+# Tries a value with as many trials as that takes.
+Attempt = Callable[[int], Generator[Load, Trial, Answer]]
+
+
+def search(
+    low: int, high: int, precision: float, attempt: Attempt
+) -> Generator[Load, Trial, Bounds]:
+    """Search the highest value from ``low`` to ``high`` that passes, until the bounds are
+    ``precision`` (a share) apart or neighbours. No value outside the bounds is ever tried."""
+    low, guesses, width = max(1, low), [float(high)], WIDTH
+    bounds, more, stride = Bounds(None, None), GUESSES, precision
+    while True:
+        lower, upper = bounds.lower, bounds.upper
+        # What the bounds leave open; a slow generator may not even have reached ``low``.
+        least = low if lower is None else max(low, floor(lower) + 1)
+        most = high if upper is None else int(upper) - 1
+        guesses = [guess for guess in guesses if least <= round(guess) <= most]
+        guessed = bool(guesses)
+        if guesses:
+            value = round(guesses.pop(0))
+        elif lower is None or upper is None:
+            # An open side: each step is twice as wide as the one before.
+            step, width = 1.0 + width, 2.0 * width
+            if lower is not None:
+                value = min(high, max(least, round(lower * step)))
+            else:
+                assert upper is not None, "the first guess sets a bound"
+                value = max(low, min(most, round(upper / step)))
+        elif upper <= lower * (1.0 + precision):
+            return bounds
+        else:
+            value = round((lower * upper) ** 0.5)
+        if not least <= value <= most:
+            return bounds
+        passed, reached, guess = yield from attempt(value)
+        if not passed:
+            bounds = replace(bounds, upper=value, by_generator=False)
+            if more > 0:
+                more -= 1
+                guesses.append(guess)
+            continue
+        if lower is None or reached > lower:
+            bounds = replace(bounds, lower=min(float(value), reached))
+        if reached < value:
+            bounds = replace(bounds, upper=value, by_generator=True)
+        elif guessed:
+            # The edge is likely just above a good guess, so bound it from there.
+            guesses.append(value * (1.0 + stride))
+            stride *= 2.0
+
+
+def throughput(spec: Spec) -> MethodRun:
+    """The generator of an NDR or PDR search."""
+    method = spec.method
+
+    def attempt(value: int) -> Generator[Load, Trial, Answer]:
+        trials: list[Trial] = []
+        for _ in range(method.trials):
+            trials.append((yield even_load(spec, value, method.seconds)))
+            if not _passes(spec, trials[-1]):
+                break
+        passed = all(_passes(spec, trial) for trial in trials)
+        reached = min((float(value), *(_reached(trial) for trial in trials)))
+        return passed, reached, min(trial.pps for trial in trials)
+
+    bounds = yield from search(method.low, method.high, method.precision, attempt)
+    limits = {
+        "low": bounds.lower is None,
+        "high": bounds.upper is None,
+        "generator": bounds.by_generator,
+        "router": True,
+    }
+    summary: dict[str, Any] = {
+        "kind": method.kind,
+        "lower": bounds.lower,
+        "upper": bounds.upper,
+        "limited_by": next(name for name, true in limits.items() if true),
+    }
+    if method.latency and bounds.lower is not None:
+        for share in LATENCY_SHARES:
+            yield even_load(spec, bounds.lower * share, method.seconds, latency=True)
+    return summary
+
+
+def _passes(spec: Spec, trial: Trial) -> bool:
+    return trial.sent > 0 and trial.loss <= spec.method.loss
+
+
+def _reached(trial: Trial) -> float:
+    """The rate really offered; within the generator's tolerance, the rate asked for."""
+    return trial.sent_pps if trial.fell_short else trial.load.total
+
 
 SEARCHES = ("ndr", "pdr")
 # Trials of a single load that show whether the rate drifts.
@@ -44,7 +242,7 @@ def start(spec: Spec, seed: int = 1) -> MethodRun:
             return _sweep(spec, seed)
         case "fairness":
             return _fairness(spec, seed)
-    return rate_search.throughput(spec)
+    return throughput(spec)
 
 
 def loads(spec: Spec) -> list[Load]:

@@ -3,7 +3,7 @@
 
 Pure, like vsrtune.views.tables: this module makes the texts, others draw them. The table of trials
 also holds the results of a sweep; the tables of the summary (bench/methods/methods.py,
-rate_search.py, compare.py) give the figures that one reads first.
+compare.py) give the figures that one reads first.
 """
 
 from __future__ import annotations

@@ -8,28 +8,187 @@ module and back, the switch is the one that ``vsrtune attach`` plans.
 
 Each move is a switch of vsrtune.attach, which takes its own steps back when it does not
 complete. The bench's ledger has an entry from before the first move: it holds the original
-interfaces and the names of the bridges.
+interfaces and the names of the bridges: each has one lower device as port, learns, floods and does
+nothing else. A guard can remove a bridge by the ledger alone.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ipaddress
+import shutil
+import socket
+import time
 import uuid
 import xml.etree.ElementTree as ET
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from vsrtune.attach.plan.model import AttachHostState, Switch, SwitchRequest
+import psutil
+
+from vsrtune.attach import transaction
+from vsrtune.attach.host import LiveHost
+from vsrtune.attach.ledger import DEFAULT_PATH as LEDGER
+from vsrtune.attach.plan.model import STACKED, AttachHostState, Switch, SwitchRequest
 from vsrtune.attach.plan.planner import plan
 from vsrtune.attach.plan.steps import Card, Plug, Step
+from vsrtune.attach.survey import survey
 from vsrtune.attach.transaction import Switcher
-from vsrtune.bench.setup import bridges
-from vsrtune.bench.setup.switches import carry_out, opened
+from vsrtune.bench.setup.commands import run
 from vsrtune.bench.spec.model import BenchAttachment, Configuration, Router
 from vsrtune.core.codec import decode, encode
-from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError, WriteError
+from vsrtune.execute.journal import DEFAULT_PATH as JOURNAL
 from vsrtune.model.domain_xml import DomainNic, differences, nic, parse, without_back_end
 from vsrtune.model.guest import Attachment
+
+
+@contextlib.contextmanager
+def opened(uri: str) -> Iterator[tuple[Switcher, AttachHostState]]:
+    """The host as it is, with no switch unfinished. Raises VsrtuneError."""
+    live = LiveHost(uri)
+    with transaction.opened(live, LEDGER) as switcher:
+        switcher.take_back_unfinished()
+        yield switcher, survey(live, switcher.origins(), JOURNAL)
+
+
+def carry_out(switcher: Switcher, switch: Switch) -> None:
+    """Carry out a switch that has steps. Raises VsrtuneError, also for what the sweep after it
+    could not remove."""
+    if switch.steps and (failed := switcher.carry_out(switch).failed):
+        raise failed[0]
+
+
+NET = Path("/sys/class/net")
+OVS_SOCKET = Path("/run/openvswitch/db.sock")
+
+# Of the names of the bench's bridges.
+PREFIXES = {BenchAttachment.BRIDGE: "vsrb", BenchAttachment.OPENVSWITCH: "vsro"}
+
+_OVS = ("ovs-vsctl", "--timeout=20")
+# libvirt removes a macvtap an instant after it forgets the interface.
+_BUSY_SECONDS = 5.0
+_PAUSE = 0.1
+
+
+def name_for(attachment: BenchAttachment, lower: str) -> str:
+    """The name of the bench's bridge of that kind on ``lower``; "" for other kinds.
+    Raises WriteError."""
+    prefix = PREFIXES.get(attachment)
+    try:
+        return f"{prefix}{socket.if_nametoindex(lower)}" if prefix else ""
+    except OSError as error:
+        raise WriteError("there is no such device", where=lower) from error
+
+
+def obstacle(lower: str, own: Collection[str], host: AttachHostState) -> tuple[str, str] | None:
+    """Why ``lower`` cannot be a bridge's port, and what to do; None when it can. ``own`` are
+    devices on it that will be gone by then. Raises WriteError when there is no such device."""
+    link = host.links.get(lower)
+    if link is None:
+        raise WriteError("there is no such device", where=lower)
+    for other in host.links.values():
+        if other.lower == link.index and other.kind in STACKED and other.name not in own:
+            return (
+                f"the {other.kind} {other.name} is on {lower}, which cannot be a bridge's port too",
+                "add its guest to the routers, or stop it",
+            )
+    if link.master:
+        master = host.by_index.get(link.master)
+        name = master.name if master is not None else "another device"
+        return f"{lower} is a port of {name} already", "take it out of there"
+    for found in psutil.net_if_addrs().get(lower, ()):
+        if found.family not in (socket.AF_INET, socket.AF_INET6):
+            continue
+        address = found.address.partition("%")[0]
+        if not ipaddress.ip_address(address).is_link_local:
+            return (
+                f"{lower} has the address {address}, which would be cut off in a bridge",
+                "use a device that this host itself does not need",
+            )
+    return None
+
+
+def ovs_obstacle() -> tuple[str, str] | None:
+    """Why there can be no Open vSwitch bridge, and what to do; None when there can."""
+    if shutil.which("ovs-vsctl") is None:
+        return "Open vSwitch is not installed", "apt install openvswitch-switch"
+    if not OVS_SOCKET.exists():
+        return "Open vSwitch does not run", "systemctl start openvswitch-switch"
+    return None
+
+
+def create(attachment: BenchAttachment, lower: str) -> None:
+    """Make the bridge with ``lower`` in it. Raises WriteError."""
+    name = name_for(attachment, lower)
+    if attachment is BenchAttachment.OPENVSWITCH:
+        _retry(lambda: _create_ovs(name, lower))
+    else:
+        bridge = ["bridge", "stp_state", "0", "forward_delay", "0", "mcast_snooping", "0"]
+        run(["ip", "link", "add", "name", name, "type", *bridge])
+        _quiet(name)
+        _retry(lambda: run(["ip", "link", "set", "dev", lower, "master", name]))
+        run(["ip", "link", "set", "dev", name, "up"])
+
+
+def existing(names: Collection[str]) -> list[str]:
+    """Those of the bridges that exist."""
+    return [name for name in names if (NET / name).exists() or _in_ovs(name)]
+
+
+def remove(names: Collection[str]) -> None:
+    """Remove those of the bridges that exist. Raises WriteError."""
+    for name in existing(names):
+        if (NET / name / "bridge").exists():
+            run(["ip", "link", "delete", "dev", name, "type", "bridge"])
+        else:
+            run([*_OVS, "--if-exists", "del-br", name])
+
+
+def _in_ovs(name: str) -> bool:
+    """Whether the database has the bridge, which has no device once Open vSwitch was stopped.
+    False when the database does not answer."""
+    if not OVS_SOCKET.exists():
+        return False
+    try:
+        return name in run([*_OVS, "list-br"]).split()
+    except WriteError:
+        return False
+
+
+def _create_ovs(name: str, lower: str) -> None:
+    setup = f"--may-exist add-br {name} -- set-fail-mode {name} standalone"
+    setup += f" -- --may-exist add-port {name} {lower}"
+    run([*_OVS, "--", *setup.split()])
+    # A port that could not be opened is no failure to ovs-vsctl.
+    if run([*_OVS, "get", "Interface", lower, "ofport"]) == "-1":
+        reason = run([*_OVS, "get", "Interface", lower, "error"])
+        run([*_OVS, "--if-exists", "del-br", name])
+        raise WriteError(f"Open vSwitch cannot use {lower}: {reason}", where=name)
+    _quiet(name)
+    run(["ip", "link", "set", "dev", name, "up"])
+
+
+def _quiet(name: str) -> None:
+    """Prevent router solicitations and the like, which would be counted as traffic."""
+    switch = Path(f"/proc/sys/net/ipv6/conf/{name}/disable_ipv6")
+    if switch.exists():
+        switch.write_text("1\n")
+
+
+def _retry(attempt: Callable[[], object]) -> None:
+    end = time.monotonic() + _BUSY_SECONDS
+    while True:
+        try:
+            attempt()
+            return
+        except WriteError as error:
+            if "busy" not in str(error).lower() or time.monotonic() > end:
+                raise
+        time.sleep(_PAUSE)
+
 
 _UNTOUCHED = Configuration("as it was")
 
@@ -60,7 +219,7 @@ def switchable(found: DomainNic, wanted: Configuration) -> str:
 
 def rewritten(original: DomainNic, wanted: Configuration, bridge: str) -> str:
     """The XML that attaches ``original`` as ``wanted``, on ``bridge`` for kinds that have one."""
-    bridged = wanted.attachment in bridges.PREFIXES
+    bridged = wanted.attachment in PREFIXES
     element = without_back_end(original) if bridged else parse(original.xml)
     if bridged:
         element.set("type", "bridge")
@@ -132,14 +291,14 @@ class Attachments:
             with opened(self._uri) as (_, host):
                 for lower in _lowers(self._originals()):
                     _planned(self._originals(), lower, Attachment.NAPI_MACVLAN, host)
-        if wanted.attachment not in bridges.PREFIXES:
+        if wanted.attachment not in PREFIXES:
             return
         own = {nic(card.xml).device for card in self._originals()}
         with opened(self._uri) as (_, host):
             lowers = _lowers(self._originals())
-            conflicts = [bridges.obstacle(lower, own, host) for lower in lowers]
+            conflicts = [obstacle(lower, own, host) for lower in lowers]
         if wanted.attachment is BenchAttachment.OPENVSWITCH:
-            conflicts.insert(0, bridges.ovs_obstacle())
+            conflicts.insert(0, ovs_obstacle())
         for what, hint in filter(None, conflicts):
             raise VsrtuneError(what, where=f"attachment {wanted.attachment}", hint=hint)
 
@@ -155,7 +314,7 @@ class Attachments:
 
     def switch(self, wanted: Configuration) -> None:
         originals, cards = self._originals(), self._rewritten(wanted)
-        bridged = wanted.attachment in bridges.PREFIXES
+        bridged = wanted.attachment in PREFIXES
         _to_kind(self._uri, originals, Attachment.MACVTAP)
         with opened(self._uri) as (switcher, host):
             _move(
@@ -181,17 +340,13 @@ class Attachments:
         found = []
         for card in self._originals():
             old = nic(card.xml)
-            bridge = bridges.name_for(wanted.attachment, old.lower) if old.lower else ""
+            bridge = name_for(wanted.attachment, old.lower) if old.lower else ""
             found.append(replace(card, xml=rewritten(old, wanted, bridge), queue=None))
         return tuple(found)
 
     def _bridges(self) -> list[str]:
         """All bridges that this may ever make."""
-        return [
-            bridges.name_for(kind, lower)
-            for lower in _lowers(self._originals())
-            for kind in bridges.PREFIXES
-        ]
+        return [name_for(kind, lower) for lower in _lowers(self._originals()) for kind in PREFIXES]
 
 
 def put_back(data: Mapping[str, Any]) -> None:
@@ -291,14 +446,14 @@ def _move(
         if (guest.uuid, found.mac) in macs
     ]
     unplug, plug = Plug(tuple(present), on=False), Plug(tuple(cards))
-    if not lowers and not bridges.existing(old_bridges):
+    if not lowers and not existing(old_bridges):
         if not _same(cards, present):
             _carry_out(switcher, unplug, plug)
         return
     _carry_out(switcher, unplug)
-    bridges.remove(old_bridges)
+    remove(old_bridges)
     for lower in lowers:
-        bridges.create(attachment, lower)
+        create(attachment, lower)
     _carry_out(switcher, plug)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from vsrtune.attach.plan.model import AttachHostState
-from vsrtune.bench.setup.switches import carry_out, opened
+from vsrtune.bench.setup.attachments import carry_out, opened
 from vsrtune.bench.spec.model import Configuration
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.group import scale as group_scale

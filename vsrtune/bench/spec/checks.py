@@ -8,8 +8,7 @@ from collections.abc import Collection, Iterator
 from dataclasses import fields
 from typing import Any
 
-from vsrtune.bench.spec.keys import MAX_PPS
-from vsrtune.bench.spec.model import Configuration, Leg, Method, Spec, Tuning
+from vsrtune.bench.spec.model import MAX_PPS, Configuration, Leg, Method, Spec, Tuning
 from vsrtune.bench.spec.streams import COUNTED_FLOWS
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError

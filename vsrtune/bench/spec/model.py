@@ -10,13 +10,84 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-from vsrtune.bench.spec import keys
-from vsrtune.bench.spec.keys import keys_of
 from vsrtune.core.cpuset import MAX_CPU
-from vsrtune.policy.subschemas import FLAG, by_name, choice, mapping, sequence, short_text, whole
+from vsrtune.policy.schema import DEVICE_PATTERN, MAC_PATTERN
+from vsrtune.policy.subschemas import (
+    FLAG,
+    by_name,
+    choice,
+    mapping,
+    sequence,
+    short_text,
+    text,
+    whole,
+)
+
+MIN_SIZE = 60
+MAX_SIZE = 1514
+MAX_FLOWS = 1_000_000
+MAX_DESTINATIONS = 65536
+# The smallest frames on a 100 Gbit/s line; a greater number is a typing error.
+MAX_PPS = 150_000_000
+MAX_QUEUES = 256
+MAX_MEMBERS = 256
+KINDS = ("sweep", "ndr", "pdr", "fairness")
+DURATION_PATTERN = r"^\s*([0-9]+(\.[0-9]*)?|\.[0-9]+)\s*(ms|s|min)\s*$"
+
+_IPV4 = r"^[0-9]{1,3}(\.[0-9]{1,3}){3}$"
+
+DEVICE = short_text("a device name such as eth1", DEVICE_PATTERN, "a device name")
+NAMESPACE = short_text(
+    "the name of a namespace of ip netns", r"^[^/\s]+$", "the name of a namespace"
+)
+HOST = short_text("an ssh destination such as user@box", r"^[^\s-]\S*$", "an ssh destination")
+MAC = short_text("a MAC address such as 52:54:00:00:01:01", MAC_PATTERN, "a MAC address")
+ADDRESS = short_text("an address such as 10.10.1.2", _IPV4, "an IPv4 address")
+
+RATE = whole(1, MAX_PPS, " of frames per second")
+DURATION = {
+    "type": ["number", "string"],
+    "minimum": 0,
+    "maximum": 30 * 86400,
+    "pattern": DURATION_PATTERN,
+    "x-pattern": "a duration",
+    "x-expects": "a number of seconds, or a number with ms, s or min such as 500ms",
+}
+SIZE = {
+    "type": ["integer", "string"],
+    "minimum": MIN_SIZE,
+    "maximum": MAX_SIZE,
+    "pattern": "^imix$",
+    "x-pattern": "a frame size",
+    "x-expects": f"imix, or a number of bytes from {MIN_SIZE} to {MAX_SIZE}",
+}
+SHARE = {"type": "number", "minimum": 0, "maximum": 0.5, "x-expects": "a share such as 0.005"}
+PRECISION = {
+    **SHARE,
+    "minimum": 0.001,
+    "x-expects": "a share from 0.001 to 0.5, such as 0.05",
+}
+RATES = sequence(RATE, "a list of frames per second such as [4000, 16000]")
+COMMAND = sequence(
+    text("text, in quotes where YAML needs them"),
+    "a command as a list, such as [tuned-adm, profile, virtual-host]",
+)
+CPUS = {
+    "type": ["integer", "string"],
+    "minimum": 0,
+    "maximum": MAX_CPU,
+    "x-expects": "a CPU number or a CPU list such as 1-2,5",
+}
+
+
+def keys_of(part: type, expects: str, *required: str) -> dict[str, Any]:
+    """The schema of a mapping with the keys that a part of a specification has."""
+    keys = {f.name: dict(f.metadata) for f in fields(part) if f.metadata}
+    return mapping(expects, keys, required)
+
 
 # The usual simple IMIX: size without FCS, and its weight.
 IMIX_WEIGHTS = ((60, 7), (566, 4), (1514, 1))
@@ -34,9 +105,9 @@ class Endpoint:
     the host's own; ``host`` an ssh destination, None for this machine; ``cpu`` the CPU
     whose pktgen thread sends."""
 
-    device: str = field(metadata=keys.DEVICE)
-    namespace: str | None = field(default=None, metadata=keys.NAMESPACE)
-    host: str | None = field(default=None, metadata=keys.HOST)
+    device: str = field(metadata=DEVICE)
+    namespace: str | None = field(default=None, metadata=NAMESPACE)
+    host: str | None = field(default=None, metadata=HOST)
     cpu: int = field(default=0, metadata=whole(0, MAX_CPU))
 
     @property
@@ -54,9 +125,9 @@ class Leg:
     """One direction through one router: frames to ``mac`` with these IPv4 addresses
     (text). ``destination`` is the first of ``Traffic.destinations``."""
 
-    mac: str = field(metadata=keys.MAC)
-    source: str = field(metadata=keys.ADDRESS)
-    destination: str = field(metadata=keys.ADDRESS)
+    mac: str = field(metadata=MAC)
+    source: str = field(metadata=ADDRESS)
+    destination: str = field(metadata=ADDRESS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +156,10 @@ class Traffic:
     ``destinations`` addresses in turn, from a leg's first on; flows should be a multiple
     of it."""
 
-    size: Size = field(default=60, metadata=keys.SIZE)
-    flows: int = field(default=1, metadata=whole(1, keys.MAX_FLOWS))
+    size: Size = field(default=60, metadata=SIZE)
+    flows: int = field(default=1, metadata=whole(1, MAX_FLOWS))
     bidirectional: bool = field(default=False, metadata=FLAG)
-    destinations: int = field(default=1, metadata=whole(1, keys.MAX_DESTINATIONS))
+    destinations: int = field(default=1, metadata=whole(1, MAX_DESTINATIONS))
     # Seconds of twice the rate before as many of a pause, in results of earlier versions.
     burst: float = 0.0
 
@@ -126,20 +197,20 @@ class Configuration:
     # The key is the path.
     policy: str | None = field(default=None, metadata=short_text("a path such as router.yaml"))
     policy_path: str | None = None
-    cpus: str | None = field(default=None, metadata=keys.CPUS)
-    apply: tuple[str, ...] = field(default=(), metadata=keys.COMMAND)
-    revert: tuple[str, ...] = field(default=(), metadata=keys.COMMAND)
+    cpus: str | None = field(default=None, metadata=CPUS)
+    apply: tuple[str, ...] = field(default=(), metadata=COMMAND)
+    revert: tuple[str, ...] = field(default=(), metadata=COMMAND)
     attachment: BenchAttachment = field(
         default=BenchAttachment.AS_IS, metadata=choice(*map(str, BenchAttachment))
     )
     vhost: bool | None = field(default=None, metadata=FLAG)
-    queues: int | None = field(default=None, metadata=whole(1, keys.MAX_QUEUES))
+    queues: int | None = field(default=None, metadata=whole(1, MAX_QUEUES))
     ring: int | None = field(default=None, metadata=choice(256, 512, 1024, type="integer"))
     mergeable: bool | None = field(default=None, metadata=FLAG)
     scale: Mapping[str, int] = field(
         default_factory=dict,
         metadata=by_name(
-            whole(1, keys.MAX_MEMBERS), "a number of members by the group's name, such as {edge: 2}"
+            whole(1, MAX_MEMBERS), "a number of members by the group's name, such as {edge: 2}"
         ),
     )
 
@@ -148,8 +219,8 @@ class Configuration:
 class Limits:
     """Limits that no run may exceed: offered pps and seconds of one trial."""
 
-    pps: int = field(default=2_000_000, metadata=keys.RATE)
-    seconds: float = field(default=3600.0, metadata=keys.DURATION)
+    pps: int = field(default=2_000_000, metadata=RATE)
+    seconds: float = field(default=3600.0, metadata=DURATION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,26 +234,26 @@ class Method:
     ``Traffic.size``.
     """
 
-    kind: str = field(default="sweep", metadata=choice(*keys.KINDS))
-    rates: tuple[int, ...] = field(default=(), metadata=keys.RATES)
-    seconds: float = field(default=2.0, metadata=keys.DURATION)
+    kind: str = field(default="sweep", metadata=choice(*KINDS))
+    rates: tuple[int, ...] = field(default=(), metadata=RATES)
+    seconds: float = field(default=2.0, metadata=DURATION)
     repeats: int = field(default=1, metadata=whole(1, 1000))
-    low: int = field(default=0, metadata=whole(0, keys.MAX_PPS))
-    high: int = field(default=0, metadata=whole(1, keys.MAX_PPS))
-    loss: float = field(default=0.0, metadata=keys.SHARE)
-    precision: float = field(default=0.05, metadata=keys.PRECISION)
+    low: int = field(default=0, metadata=whole(0, MAX_PPS))
+    high: int = field(default=0, metadata=whole(1, MAX_PPS))
+    loss: float = field(default=0.0, metadata=SHARE)
+    precision: float = field(default=0.05, metadata=PRECISION)
     trials: int = field(default=1, metadata=whole(1, 100))
     # In results of earlier versions.
     duration: float = 0.0
     # fairness: pps by router name, where they are not equal.
     by_router: Mapping[str, int] = field(
         default_factory=dict,
-        metadata=by_name(keys.RATE, "rates by router name such as {vr1: 8000}"),
+        metadata=by_name(RATE, "rates by router name such as {vr1: 8000}"),
     )
     latency: bool = field(default=False, metadata=FLAG)
     reordering: bool = field(default=False, metadata=FLAG)
     sizes: tuple[Size, ...] = field(
-        default=(), metadata=sequence(keys.SIZE, "a list of sizes such as [60, 508, 1496]")
+        default=(), metadata=sequence(SIZE, "a list of sizes such as [60, 508, 1496]")
     )
 
 
@@ -195,7 +266,7 @@ _ROUTER = mapping(
         "guests": sequence(
             short_text("the guest's name as text"),
             "a list of guests such as [vr1, vr2]",
-            maxItems=keys.MAX_MEMBERS,
+            maxItems=MAX_MEMBERS,
         ),
         "native": short_text("any name"),
         "forth": _LEG,
@@ -224,7 +295,7 @@ class Spec:
         metadata=keys_of(Configuration, "keys such as tuning: untuned"),
     )
     limits: Limits = field(default=Limits(), metadata=keys_of(Limits, "keys such as pps: 200000"))
-    warmup: float = field(default=0.5, metadata=keys.DURATION)
+    warmup: float = field(default=0.5, metadata=DURATION)
     path: str | None = None
 
 

@@ -9,8 +9,7 @@ import re
 from typing import Any, get_type_hints
 
 from vsrtune.bench.spec.checks import differences, mistakes
-from vsrtune.bench.spec.keys import DURATION_PATTERN, keys_of
-from vsrtune.bench.spec.model import Configuration, Spec
+from vsrtune.bench.spec.model import DURATION_PATTERN, Configuration, Spec, keys_of
 from vsrtune.core.codec import decode
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.policy.model import Policy, PolicyErrors

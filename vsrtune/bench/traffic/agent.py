@@ -4,20 +4,23 @@
 `python3 -m vsrtune.bench.traffic.agent` reads one JSON request a line from stdin and answers
 each with a line on stdout; a request that comes while traffic flows ends the traffic.
 When stdin ends, for whatever reason, the agent ends the traffic and removes everything that it
-set up; when the agent is killed, the kernel does this (see pktgen and sink).
+set up; when the agent is killed, the kernel does this: its netlink socket owns the nftables table
+that counts and drops the frames that came through, before IP has them (for pktgen see there).
 An `open` comes first and names the devices; frames go to no other device.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ipaddress
+import json
 import os
 import select
 import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
@@ -26,14 +29,226 @@ import psutil
 
 from vsrtune import __version__
 from vsrtune.bench import children
+from vsrtune.bench.setup.commands import run
 from vsrtune.bench.spec.model import Leg
 from vsrtune.bench.spec.streams import Counted, Stream
-from vsrtune.bench.traffic import devices, pktgen, probe
-from vsrtune.bench.traffic.sink import ETH_P_ALL, Sink, order
+from vsrtune.bench.traffic import pktgen, probe
+from vsrtune.bench.traffic.probe import ProbeSocket
 from vsrtune.core.codec import decode
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.host.filesystem import LiveRoot, boot_id
 from vsrtune.host.netdev import parse_softnet
+
+TABLE = "vsrtune_bench"
+# Before every other hook at this place.
+_PRIORITY = -400
+
+# linux/if_ether.h: a packet socket of it gets frames before the sink drops them.
+ETH_P_ALL = 3
+# net/core/pktgen.c: 42 bytes of headers, the magic number, the number of the frame in its stream,
+# and when it was made, in seconds and microseconds.
+_MAGIC = bytes.fromhex("be9be955")
+_HEAD = 58
+
+
+class Sink:
+    """The counters of one namespace, by device. Raises VsrtuneError without nftables."""
+
+    def __init__(self, devices: Mapping[str, Sequence[Counted]]) -> None:
+        try:
+            import nftables
+        except ImportError as error:
+            raise VsrtuneError(
+                "the Python binding of nftables is missing",
+                hint="install python3-nftables",
+            ) from error
+        self._nft = nftables.Nftables()
+        self.devices = {name: tuple(counted) for name, counted in devices.items() if counted}
+        self._run(ruleset(self.devices))
+
+    def read(self) -> list[tuple[str, int | None, int]]:
+        """Streams, flows, and their frames so far. Raises VsrtuneError."""
+        self._nft.set_json_output(True)
+        found: list[tuple[str, int | None, int]] = []
+        for number, counted in enumerate(self.devices.values()):
+            listing = json.loads(self._run(f"list set netdev {TABLE} {_set(number)}"))
+            frames = dict(parse_elements(listing))
+            found += [(one.key, one.flow, frames[element(one)]) for one in counted]
+        return found
+
+    def _run(self, command: str) -> str:
+        (status, output, error) = self._nft.cmd(command)
+        if status != 0:
+            raise VsrtuneError(
+                f"nftables refuses: {error.strip()}",
+                where=f"table netdev {TABLE}",
+                hint="a table of that name belongs to a bench that still runs"
+                if "permitted" in error or "busy" in error
+                else "",
+            )
+        return str(output)
+
+
+def ruleset(devices: Mapping[str, Sequence[Counted]]) -> str:
+    """The table in the syntax of nft(8)."""
+    parts = [f"create table netdev {TABLE} {{ flags owner; }}"]
+    for number, (device, counted) in enumerate(devices.items()):
+        by_flow = counted[0].source_port is not None
+        kinds = "ipv4_addr . inet_service" + (" . inet_service" if by_flow else "")
+        fields = "ip saddr . udp dport" + (" . udp sport" if by_flow else "")
+        elements = ", ".join(" . ".join(map(str, element(one))) + " counter" for one in counted)
+        hook = f'type filter hook ingress device "{device}" priority {_PRIORITY};'
+        parts += [
+            f"add set netdev {TABLE} {_set(number)} {{ type {kinds}; counter; }}",
+            f"add element netdev {TABLE} {_set(number)} {{ {elements} }}",
+            f"add chain netdev {TABLE} in_{number} {{ {hook} }}",
+            f"add rule netdev {TABLE} in_{number} {fields} @{_set(number)} drop",
+        ]
+    return "\n".join(parts)
+
+
+def element(counted: Counted) -> tuple[str | int, ...]:
+    """The set element that counts ``counted``."""
+    if counted.source_port is None:
+        return counted.source, counted.destination_port
+    return counted.source, counted.destination_port, counted.source_port
+
+
+def parse_elements(listing: Any) -> Iterator[tuple[tuple[str | int, ...], int]]:
+    """Elements of the set in nft's JSON, and their frames."""
+    for item in listing["nftables"]:
+        for entry in item.get("set", {}).get("elem", []):
+            yield tuple(entry["elem"]["val"]["concat"]), int(entry["elem"]["counter"]["packets"])
+
+
+def _set(number: int) -> str:
+    return f"frames_{number}"
+
+
+def order(socket: ProbeSocket) -> tuple[int, int]:
+    """How many of the generator's frames a socket of ETH_P_ALL got, and how many of them came
+    after a frame of their flow that was sent later: the reordered singletons of RFC 4737."""
+    highest: dict[bytes, bytes] = {}
+    count = late = 0
+    with contextlib.suppress(BlockingIOError):
+        while True:
+            head = socket.socket.recv(_HEAD)
+            # From the source address to the destination port.
+            flow, sent = head[26:38], head[50:] + head[46:50]
+            if head[42:46] == _MAGIC:
+                # Numbers begin anew with every run, and frames of the warm-up may still come.
+                last = highest.get(flow, b"")
+                highest[flow] = max(sent, last)
+                count += 1
+                late += sent < last
+    return count, late
+
+
+Link = Mapping[str, Any]
+
+
+def check(devices: Collection[str], ssh_connection: str = "") -> dict[str, dict[str, str]]:
+    """The driver and settings of devices of this namespace. Raises VsrtuneError for one that must
+    not be used. ``ssh_connection`` is sshd's SSH_CONNECTION, when this process has one."""
+    links = json.loads(run(["ip", "-j", "-d", "address", "show"]))
+    routes = [
+        route
+        for family in ("-4", "-6")
+        for route in json.loads(run(["ip", "-j", family, "route", "show", "default"]) or "[]")
+    ]
+    sockets = psutil.net_connections(kind="tcp")
+    local = [s.laddr for s in sockets if s.status == psutil.CONN_ESTABLISHED and s.laddr]
+    own = own_addresses(local, ssh_connection)
+    for device in devices:
+        what = refusal(device, links, routes, own)
+        if what is not None:
+            raise VsrtuneError(f"refused: {what}", where=device)
+    return {link["ifname"]: _described(link) for link in links if link["ifname"] in devices}
+
+
+def _described(link: Link) -> dict[str, str]:
+    driver = _kind(link)
+    if not driver:
+        with contextlib.suppress(VsrtuneError):
+            told = run(["ethtool", "-i", link["ifname"]])
+            driver = told.partition("driver: ")[2].partition("\n")[0]
+    return {"driver": driver, "mtu": str(link["mtu"]), "txqueuelen": str(link.get("txqlen", ""))}
+
+
+def refusal(
+    device: str, links: Sequence[Link], routes: Sequence[Mapping[str, Any]], ssh: Iterable[str]
+) -> str | None:
+    """Why a bench must not use the device; None when it may.
+
+    ``links`` and ``routes`` are what `ip -j -d` prints, ``ssh`` the own addresses of ssh
+    connections.
+    """
+    by_name = {link["ifname"]: link for link in links}
+    if device not in by_name:
+        return "there is no such device"
+    flags = by_name[device].get("flags", ())
+    if "LOOPBACK" in flags:
+        return "it is the loopback device"
+    if "UP" not in flags:
+        return "it is not up"
+    if "LOWER_UP" not in flags:
+        return "it has no carrier"
+    hops = [hop for route in routes for hop in (route, *route.get("nexthops", ()))]
+    for names, why in (
+        ({hop["dev"] for hop in hops if "dev" in hop}, "the default route"),
+        (_holders(links, ssh), "an ssh connection to this machine"),
+    ):
+        if device in _with_lowers(names, links):
+            return f"it carries {why}"
+    return None
+
+
+def own_addresses(local: Iterable[tuple[str, int]], ssh_connection: str) -> frozenset[str]:
+    """This machine's addresses of ssh connections: those with sshd's port among the ``local``
+    ends (address, port) of connections, and that of SSH_CONNECTION, whatever its port."""
+    words = ssh_connection.split()
+    found = {_address(words[2])} if len(words) == 4 else set()
+    return frozenset(found | {_address(address) for address, port in local if port == 22})
+
+
+def _address(text: str) -> str:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return text
+    mapped = getattr(address, "ipv4_mapped", None)
+    return str(mapped or address)
+
+
+def _holders(links: Sequence[Link], addresses: Iterable[str]) -> set[str]:
+    wanted = set(addresses)
+    return {
+        link["ifname"]
+        for link in links
+        for entry in link.get("addr_info", ())
+        if entry.get("local") in wanted and "LOOPBACK" not in link.get("flags", ())
+    }
+
+
+def _with_lowers(names: Iterable[str], links: Sequence[Link]) -> set[str]:
+    """The devices and all devices below them."""
+    found = set(names)
+    while True:
+        ports = {link["ifname"] for link in links if link.get("master") in found}
+        # A veth's link is its peer, which is beside the veth, not below it.
+        parents = {
+            str(link["link"])
+            for link in links
+            if link["ifname"] in found and "link" in link and _kind(link) != "veth"
+        }
+        if ports | parents <= found:
+            return found
+        found |= ports | parents
+
+
+def _kind(link: Link) -> str:
+    return str(link.get("linkinfo", {}).get("info_kind", ""))
+
 
 _OPERATIONS = ("open", "sink", "run", "counters", "probe", "probed", "order", "clean")
 
@@ -61,7 +276,7 @@ class Agent:
     def open(self, namespace: str | None, names: list[str]) -> dict[str, Any]:
         """Enter the namespace, check the devices, make the generator."""
         pktgen.enter(namespace)
-        described = devices.check(names, os.environ.get("SSH_CONNECTION", ""))
+        described = check(names, os.environ.get("SSH_CONNECTION", ""))
         self._loaded = pktgen.load_module()
         self._generator = pktgen.Pktgen(names)
         self._devices = tuple(names)

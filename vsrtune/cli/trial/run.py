@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
-from vsrtune.bench.methods.schedule import trial_rounds
+from vsrtune.bench.methods.methods import trial_rounds
 from vsrtune.bench.setup.tuning import Tuner
 from vsrtune.cli.trial import rule
 from vsrtune.cli.trial.rule import TrialCounts, TrialTurn
