@@ -1,4 +1,4 @@
-"""guard/guard.py and guard/samples.py: the right guest is stepped down once, on a made-up /proc,
+"""guard.py: the right guest is stepped down once, on a made-up /proc,
 and what is read of a real one."""
 
 from __future__ import annotations
