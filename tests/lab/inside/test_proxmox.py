@@ -32,8 +32,7 @@ scheduler:
   vhost: {{class: rr, priority: {labhelp.PRIORITY}}}
 """
 # The work of qm's script for a tap whose NIC has the firewall on.
-SCRIPT = """\
-#!/bin/sh -e
+SCRIPT = """#!/bin/sh -e
 id=${1#tap} nic=${1##*i}
 vmid=${id%%i*}
 ip link add "fwbr$id" type bridge forward_delay 0
