@@ -216,7 +216,7 @@ class HostSample:
     frames: Mapping[str, GuestFrames] = field(default_factory=dict)
 
 
-class Stage(enum.StrEnum):
+class PathStage(enum.StrEnum):
     """A stage of the path, in the order in which frames pass them."""
 
     INTERRUPTS = "interrupts"
@@ -234,7 +234,7 @@ class Bottleneck:
     thread has some time left, or nothing is lost yet."""
 
     guest: str
-    stage: Stage
+    stage: PathStage
     where: str
     why: str
     help: str

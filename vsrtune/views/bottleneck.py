@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from vsrtune.model.guest import Guest, Role
-from vsrtune.model.load import Bottleneck, Stage
+from vsrtune.model.load import Bottleneck, PathStage
 from vsrtune.views.host_view import ThreadView
 
 # The share of the time from which on a thread never sleeps, or a CPU is full. Ticks and other
@@ -83,15 +83,17 @@ def bottleneck(guest: Guest, flow: Flow) -> Bottleneck:
     if overflows:
         text = f"{lost:,.0f} frames/s find the ring full, and every thread has time left: bursts"
         return Bottleneck(
-            guest.ref, Stage.RING, device, text, "a longer queue (queue: macvtap)", False
+            guest.ref, PathStage.RING, device, text, "a longer queue (queue: macvtap)", False
         )
     unsent = sum(flow.unsent.values())
     if unsent >= least:
         name = max(flow.unsent, key=lambda name: flow.unsent[name])
         text = f"{name} drops {unsent:,.0f} frames/s that it cannot send"
-        return Bottleneck(guest.ref, Stage.OUTSIDE, name, text, "a faster link or receiver", True)
+        return Bottleneck(
+            guest.ref, PathStage.OUTSIDE, name, text, "a faster link or receiver", True
+        )
     text = "no thread or CPU of its path is full, and it loses no frame"
-    return Bottleneck(guest.ref, Stage.OUTSIDE, "", text, "nothing", True)
+    return Bottleneck(guest.ref, PathStage.OUTSIDE, "", text, "nothing", True)
 
 
 def _interrupts(guest: Guest, flow: Flow) -> Bottleneck:
@@ -105,7 +107,7 @@ def _interrupts(guest: Guest, flow: Flow) -> Bottleneck:
         name, share = load.others[0]
         why += f", {share:.0%} {name}"
         help_ = f"keep {name} off CPU {cpu}, or give its ksoftirqd a priority (scheduler: softirq)"
-    return Bottleneck(guest.ref, Stage.INTERRUPTS, f"CPU {cpu}", why, help_, sure)
+    return Bottleneck(guest.ref, PathStage.INTERRUPTS, f"CPU {cpu}", why, help_, sure)
 
 
 def _behind_ring(guest: Guest, flow: Flow, device: str) -> Bottleneck | None:
@@ -120,7 +122,7 @@ def _behind_ring(guest: Guest, flow: Flow, device: str) -> Bottleneck | None:
     # CPUs the worker is the limit, because it would sleep if the vcpu gave it no buffers.
     cpus = {v.thread.last_cpu for v in feeders}
     worst = max(feeders + [v for v in vcpus if not cpus or v.thread.last_cpu in cpus], key=_waits)
-    stage = Stage.VCPU if worst.thread.role is Role.VCPU else Stage.RECEIVE
+    stage = PathStage.VCPU if worst.thread.role is Role.VCPU else PathStage.RECEIVE
     loss = flow.lost[device]
     return _named(
         guest, flow, stage, worst, f"the ring of {device} loses {loss:,.0f} frames/s", loss
@@ -135,13 +137,17 @@ def _sending(guest: Guest, flow: Flow) -> Bottleneck | None:
             continue
         if flow.sent.get(device, 0.0) > flow.arrived.get(device, 0.0):
             what = f"{device} sends {flow.sent[device]:,.0f} frames/s"
-            return _named(guest, flow, Stage.TRANSMIT, view, what, flow.offered)
+            return _named(guest, flow, PathStage.TRANSMIT, view, what, flow.offered)
     return None
 
 
 def _at_limit(guest: Guest, flow: Flow) -> Bottleneck | None:
     """A thread that never sleeps although nothing is lost."""
-    stages = ((Role.VHOST, Stage.RECEIVE), (Role.NAPI, Stage.RECEIVE), (Role.VCPU, Stage.VCPU))
+    stages = (
+        (Role.VHOST, PathStage.RECEIVE),
+        (Role.NAPI, PathStage.RECEIVE),
+        (Role.VCPU, PathStage.VCPU),
+    )
     if flow.offered < 1.0:
         return None
     for role, stage in stages:
@@ -152,7 +158,7 @@ def _at_limit(guest: Guest, flow: Flow) -> Bottleneck | None:
 
 
 def _named(
-    guest: Guest, flow: Flow, stage: Stage, view: ThreadView, what: str, loss: float
+    guest: Guest, flow: Flow, stage: PathStage, view: ThreadView, what: str, loss: float
 ) -> Bottleneck:
     load, wait = view.use.load or 0.0, view.use.wait or 0.0
     why = f"{what}; {view.label} runs {load:.0%} and waits {wait:.0%} of the time"
@@ -164,7 +170,7 @@ def _named(
     elif wait >= (1 - FULL) * load and beside:
         name, share = beside[0]
         help_ = f"a CPU of its own: CPU {cpu} also runs {name} ({share:.0%})"
-    elif stage is not Stage.VCPU:
+    elif stage is not PathStage.VCPU:
         help_ = "more queues, each with a worker and a CPU of its own"
     elif idle := _idle_vcpus(flow.threads):
         help_ = f"more queues: {', '.join(idle)} could share the work"

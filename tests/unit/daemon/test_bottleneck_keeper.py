@@ -13,7 +13,7 @@ from vsrtune.daemon.http import exposition, html
 from vsrtune.daemon.load_tracker import LIMITS, BottleneckKeeper
 from vsrtune.model.daemon_state import DaemonState, GuestState
 from vsrtune.model.guest import Role, ThreadKey
-from vsrtune.model.load import Stage
+from vsrtune.model.load import PathStage
 from vsrtune.observe.recording import replay
 from vsrtune.views.page_data import status_page
 
@@ -56,8 +56,8 @@ def test_it_takes_two_samples() -> None:
     assert host.keeper.update(host.state).recent.bottlenecks == {}
     assert host.after(LIMITS - 1).recent.bottlenecks == {}
     found = host.after(1).recent.bottlenecks
-    assert found[host.first.ref].stage is Stage.VCPU
-    assert found[host.second.ref].stage is Stage.OUTSIDE
+    assert found[host.first.ref].stage is PathStage.VCPU
+    assert found[host.second.ref].stage is PathStage.OUTSIDE
 
 
 def test_in_metrics_and_on_the_page() -> None:
