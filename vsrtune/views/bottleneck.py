@@ -114,7 +114,7 @@ def _behind_ring(guest: Guest, flow: Flow, device: str) -> Bottleneck | None:
     """Who does not empty the ring of ``device``: its worker, or the vcpu, which then gives the
     worker no buffers, so that this sleeps."""
     busy = [v for v in flow.threads if _never_sleeps(v) or _starved(v, flow)]
-    feeders = [v for v in busy if v.thread.role is not Role.VCPU and _serves(v, device)]
+    feeders = [v for v in busy if _serves(v, device)]
     vcpus = [v for v in busy if v.thread.role is Role.VCPU]
     if not feeders and not vcpus:
         return None

@@ -104,19 +104,20 @@ def make_frame(
     order = sorted(rows, key=lambda ref: (-_load_of(rows[ref]), ref))
     shown = [ref for ref in order if not only or ref in only]
     cpus = tuple(_cpus(interval, rows, serving))
+    drops = _drops(interval)
     return Frame(
         seconds=interval.seconds,
         kernel=snapshot.host.kernel,
         guests=tuple(shown),
         cpus=cpus,
         threads=tuple(row for ref in shown for row in rows[ref]),
-        drops=tuple(_drops(interval, only)),
+        drops=tuple(d for d in drops if not (only and d.guest and d.guest not in only)),
         planned=plan is not None,
         pending=() if plan is None else _wanted(_pending(plan), only),
         drift=() if plan is None else _wanted(map(drift_row, plan.drift), only),
         notes=(*notes, *(f"{p.reader}: {p.what}" for p in snapshot.problems)),
         rates=dict(_rates(interval, shown)),
-        bottlenecks=tuple(_bottlenecks(interval, rows, cpus, serving, shown)),
+        bottlenecks=tuple(_bottlenecks(interval, rows, cpus, drops, serving, shown)),
     )
 
 
@@ -269,6 +270,7 @@ def _bottlenecks(
     interval: _Interval,
     rows: Mapping[str, Sequence[ThreadView]],
     cpus: Iterable[CpuRow],
+    drops: Iterable[DropRow],
     serving: Mapping[int, Collection[str]],
     refs: Collection[str],
 ) -> Iterable[Bottleneck]:
@@ -276,7 +278,7 @@ def _bottlenecks(
     if not interval.seconds:
         return
     loads = {row.cpu: _cpu_load(row) for row in cpus}
-    drops = [d for d in _drops(interval, frozenset()) if d.rate]
+    drops = [d for d in drops if d.rate]
     snapshot = interval.after.snapshot
     shared = shared_devices(snapshot.guests)
     for guest in snapshot.guests:
@@ -338,11 +340,11 @@ def _cpu_load(row: CpuRow) -> CpuLoad:
     return CpuLoad(busy, softirq, tuple(sorted(named, key=lambda one: -one[1])))
 
 
-def _drops(interval: _Interval, only: frozenset[str]) -> list[DropRow]:
+def _drops(interval: _Interval) -> list[DropRow]:
     """Places that have dropped anything, the fastest first."""
     found = []
     for spot, total in interval.after.drops.items():
-        if total and not (only and spot.guest and spot.guest not in only):
+        if total:
             rate = interval.rate(interval.before.drops.get(spot), total)
             found.append(DropRow(spot.where, spot.place, spot.guest, rate, total))
     return sorted(found, key=lambda r: (-(r.rate or 0.0), -r.total, r.where, r.place))

@@ -9,7 +9,7 @@ import pytest
 import shell_samples as samples
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import DATA_PLANE, Role, Sched, SchedClass
+from vsrtune.model.guest import DATA_PLANE, Role
 from vsrtune.model.load import Bottleneck, PathStage
 from vsrtune.views.bottleneck import CpuLoad, Flow, bottleneck
 from vsrtune.views.host_view import ThreadView, Use
@@ -120,9 +120,8 @@ class TestRing:
         assert named(lost=51).stage is PathStage.RING
 
     def test_a_budget_that_is_used_up(self) -> None:
-        deadline = Sched(SchedClass.DEADLINE, runtime_ns=2, deadline_ns=10, period_ns=10)
         use = Use(0.2, 0.1, 0.99)
-        assert deadline.runtime_ns and use.throttled
+        assert use.throttled
         found = named(vhost=use, lost=5000)
         assert (found.stage, found.help, found.sure) == (PathStage.RECEIVE, "a larger budget", True)
 
