@@ -21,7 +21,7 @@ LAB = Path(__file__).parent / "lab"
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "results"
 RAW = DOCS / "raw" / "events"
 RELEASES = ("bookworm", "trixie")
-TESTS = ("migration", "travel", "churn", "events", "drift")
+TESTS = ("migration", "travel", "churn", "events", "changes", "drift")
 TOLD = "events.jsonl"
 # Labs that ran a second time: their own dumps prove that the emulator failed.
 DEATHS: list[str] = []
@@ -42,14 +42,24 @@ Seconds therefore tell little. The part tells more, because emulation slows a pa
 down alike.
 
 Some events change nothing of a guest. The test then takes the class of a vcpu away just before the
-event. Nothing announces that change, so the daemon finds it only because the event made it look. The
-daemon reads its policies again before the test, because it puts back less and less often what somebody
+event. Nothing announces that change while the daemon has no kprobes, so it finds the change only because
+the event made it look. The daemon reads its policies again before the test, because it puts back less and less often what somebody
 changes again and again. A row gives the median where a test measured an event more than once.
 
 A pass begins 0.3 s after the last of a burst of events, at most 3 s after its first, and a second after
 the pass before ([daemon.md](../daemon.md)). The seconds include these pauses.
 
 {table}
+
+## Changes by other programs
+
+A program changes a setting of a tuned router. The milliseconds run from the kernel's entry into that
+change to the line in the daemon's log that names the process. The process is right when its pid and name
+are those of the program, and its unit those of the program's, or "which has ended": a program that sets
+one value and ends may be gone when the daemon looks for its unit. `virsh` asks libvirt's daemon, which is
+the process that is named.
+
+{changes}
 """
 # Where the seconds begin, if not at the event itself.
 BEGINS = {
@@ -108,6 +118,8 @@ def table() -> str:
     for release in RELEASES:
         for path in sorted(RAW.glob(f"{release}-*.jsonl")):
             for one in map(json.loads, path.read_text().splitlines()):
+                if "event" not in one:
+                    continue
                 row = values.setdefault(one["event"], {}).setdefault(release, [])
                 row.append((one["seconds"], one["seconds"] / one["start"]))
     lines = [
@@ -117,6 +129,31 @@ def table() -> str:
     for event, by_release in values.items():
         cells = [_cell(by_release.get(release, [])) for release in RELEASES]
         lines.append(f"| {event} | {' | '.join(cells)} | {BEGINS.get(event, '')} |")
+    return "\n".join(lines)
+
+
+def changes() -> str:
+    """A row for each program and release: how soon its changes were seen."""
+    lines = [
+        "| program | release | changes | seen | median, ms | worst, ms | process right | unit known |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for release in RELEASES:
+        rows = [
+            one
+            for path in sorted(RAW.glob(f"{release}-*.jsonl"))
+            for one in map(json.loads, path.read_text().splitlines())
+            if "change" in one
+        ]
+        names = sorted({row["change"] for row in rows})
+        for name in [*names, *(["all"] if rows else [])]:
+            own = [row for row in rows if name in (row["change"], "all")]
+            delays = [1000 * row["seconds"] for row in own if row["seconds"] is not None]
+            lines.append(
+                f"| {name} | {release} | {len(own)} | {len(delays)} | "
+                f"{statistics.median(delays):.0f} | {max(delays):.0f} | "
+                f"{sum(row['right'] for row in own)} | {sum(row['unit'] for row in own)} |"
+            )
     return "\n".join(lines)
 
 
@@ -135,7 +172,7 @@ def main() -> int:
     arguments = parser.parse_args()
     releases = [] if arguments.page else arguments.release or RELEASES
     statuses = [measure(release, arguments.tests.split(",")) for release in releases]
-    (DOCS / "events.md").write_text(PAGE.format(table=table()), "utf-8")
+    (DOCS / "events.md").write_text(PAGE.format(table=table(), changes=changes()), "utf-8")
     if DEATHS:
         print(f"events: an emulator died, and these labs ran once more: {', '.join(DEATHS)}")
     return max(statuses, default=0)

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import select
 import sys
 import time
@@ -240,6 +241,10 @@ def undo(as_json: bool, dry_run: bool, places: StatePlaces) -> int:
     boot = boot_id()
     if dry_run:
         return _preview_undo(places, boot, as_json)
+    from vsrtune.daemon.events.changes import remove_stale
+
+    with contextlib.suppress(OSError):
+        remove_stale()
     switched = _switch((), places, quiet=as_json)
     snapshot = _with_libvirt_guests(places.uri)
     carried = snapshot is not None and _carried(snapshot, places.journal, boot)

@@ -24,6 +24,7 @@ from vsrtune.core.errors import VsrtuneError
 from vsrtune.daemon import http, systemd
 from vsrtune.daemon.attachments import AttachKeeper
 from vsrtune.daemon.events import libvirt
+from vsrtune.daemon.events.changes import ChangeEvents
 from vsrtune.daemon.events.kernel import LinkEvents, Patrol
 from vsrtune.daemon.events.policy_files import PolicyWatch
 from vsrtune.daemon.guard import Aside, StandstillGuard, write_starved
@@ -46,6 +47,8 @@ from vsrtune.policy.matching import QemuFilter, qemu_filter
 # The garbage collector runs rarely in this process: a pass over 1,000 guests holds 135,000 objects,
 # and neither it nor a scrape leaves any cycle.
 GC_THRESHOLD = (200_000, 20, 50)
+# Seconds that the probes have to be removed.
+CHANGES_END = 5.0
 METRICS = "127.0.0.1:9178"
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([\w.:%-]*)):([0-9]{1,5})", re.ASCII)
 
@@ -98,6 +101,14 @@ class Address(click.ParamType):
         help="Watch transmissions this long while a worker's interface is uncertain.",
     ),
     click.option(
+        "--changes/--no-changes",
+        "watch_changes",
+        default=True,
+        show_default=True,
+        envvar="VSRTUNE_CHANGES",
+        help="Have the kernel tell at once what other programs change, and who does.",
+    ),
+    click.option(
         "--on-stop",
         type=click.Choice(["restore", "keep"]),
         default="restore",
@@ -115,6 +126,7 @@ def daemon(
     metrics: tuple[str, int] | None,
     interval: float,
     trace_seconds: float,
+    watch_changes: bool,
     on_stop: str,
     journal: Path,
     attach_ledger: Path,
@@ -192,7 +204,15 @@ def daemon(
                 write_starved(found)
 
         LinkEvents(latest, running.mark_dirty).start()
-        Patrol(LiveRoot(), latest, running.mark_dirty).start()
+        changes = ChangeEvents(latest, running.changed, running.mark_dirty)
+        if watch_changes:
+            changes.start()
+        Patrol(LiveRoot(), latest, running.mark_dirty, told=changes.watching.is_set).start()
         StandstillGuard(LiveRoot(), lambda: reconciler.state, running.step_down, starving).start()
         PolicyWatch(policy_dirs, running.policies_changed).start()
-        return running.run()
+        try:
+            return running.run()
+        finally:
+            if changes.is_alive():
+                changes.stop()
+                changes.join(CHANGES_END)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 from vsrtune.core.retry import Pause
 from vsrtune.daemon.systemd import LOGGER, fields
-from vsrtune.model.plan import Action, Drift, DriftRule, Plan
+from vsrtune.model.plan import Action, Culprit, Drift, DriftRule, Place, Plan
 from vsrtune.model.snapshot import SnapshotSlice
 from vsrtune.model.targets import EmulatorPin, Target, Value, VcpuPin
-from vsrtune.plan.drift import UNSURE, Memory
+from vsrtune.plan.drift import UNSURE, Memory, place
 
 # Once a pin has stayed SURE seconds where it was moved to, nobody can have asked libvirt for
 # it; a slow host takes its time between the two steps. The pin is read again after AGAIN.
@@ -27,6 +27,9 @@ LONGEST = 300.0
 TOLD = 3
 # A setting that stays as put back for this long, and twice its last wait, is forgotten.
 CALM = 60.0
+
+# So many last changes are remembered.
+CULPRITS = 4096
 
 # The guests of a pass; None means all.
 Guests = frozenset[str] | None
@@ -69,6 +72,15 @@ class DriftWatch:
         self._moved: dict[tuple[Target, str], float] = {}
         self._unsure: frozenset[Target] = frozenset()
         self._waiting: frozenset[Target] = frozenset()
+        # Who last changed what, the latest change last.
+        self._culprits: dict[Place, Culprit] = {}
+
+    def blame(self, where: Place, culprit: Culprit) -> None:
+        """Note who has just changed something."""
+        self._culprits.pop(where, None)
+        self._culprits[where] = culprit
+        if len(self._culprits) > CULPRITS:
+            del self._culprits[next(iter(self._culprits))]
 
     def memory(self, guests: Guests = None) -> Memory:
         """What the planner must know for a pass over all guests or some."""
@@ -80,12 +92,16 @@ class DriftWatch:
             if fight.pause.left(now)
         }
         stayed = frozenset(key for key, since in self._moved.items() if now - since >= SURE)
-        return Memory(self._for_verify.of(guests), waits, patient=True, stayed=stayed)
+        return Memory(
+            self._for_verify.of(guests), waits, patient=True, stayed=stayed, culprits=self._culprits
+        )
 
     def learn(self, plan: Plan, done: Iterable[Action], observed: SnapshotSlice) -> None:
         """Note a pass over ``observed`` that did ``done`` of the plan's actions."""
         now = self._clock()
         wrote = {action.target for action in done}
+        for target in wrote:
+            self._culprits.pop(place(target), None)
         drifting = {d.target: d for d in plan.drift}
         moved = {k: since for k, since in self._moved.items() if not observed.covers(k[0].guest)}
         for drift in plan.drift:
@@ -140,7 +156,7 @@ class DriftWatch:
                 "{%s: report} in the policy",
                 drift.target,
                 count,
-                drift.by or "something unknown",
+                drift.culprit or drift.by or "something unknown",
                 drift.found,
                 drift.setting,
                 extra=fields(guest=drift.target.guest, by=drift.by),

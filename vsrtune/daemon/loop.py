@@ -20,6 +20,7 @@ from types import FrameType
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.daemon.attachments import AttachKeeper
+from vsrtune.daemon.events.changes import Change
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.daemon.scope import FULL, NOTHING, UNANNOUNCED, Scope
 from vsrtune.daemon.systemd import LOGGER, Notifier, fields
@@ -33,6 +34,12 @@ DEBOUNCE = 0.3
 # Minimum pause between two passes: software that keeps changing our settings back costs
 # a bounded share of a CPU.
 GAP = 1.0
+# A setting that another program changes is looked at once its changes pause for this long.
+HURRY = 0.01
+# The most changes that wait for a pass.
+CHANGES = 4096
+# The services that set what a pass asks libvirt for.
+LIBVIRT = ("libvirtd.service", "virtqemud.service")
 # Policy files are read once none has changed for this long, because several may change at once.
 POLICY_PAUSE = 1.0
 
@@ -91,6 +98,12 @@ class Daemon:
         self._turn = 0.0
         self._reload_success = True
         self._confirm = False
+        # Changes by other programs, as for _dirty; whether a pass is to hurry because of one, and
+        # when it may; and when the last pass that wrote began and ended.
+        self._changes: deque[Change] = deque(maxlen=CHANGES)
+        self._hurry = False
+        self._hurry_at = 0.0
+        self._wrote = 0.0, 0.0
 
     # -- flags, set from anywhere
 
@@ -99,6 +112,11 @@ class Daemon:
         libvirt name of the guest concerned, None the host or something unknown."""
         LOGGER.debug("dirty: %s", reason)
         self._dirty.append(Scope.of(guest))
+        self._wake.set()
+
+    def changed(self, change: Change) -> None:
+        """Note a change by another program; callable from any thread."""
+        self._changes.append(change)
         self._wake.set()
 
     def step_down(self, guest: str, why: str, seen: StepLevel) -> None:
@@ -171,11 +189,17 @@ class Daemon:
 
     def _pass(self, scope: Scope) -> None:
         """Run one pass over ``scope`` and over what events marked dirty."""
+        self._hear_changes()
         while self._dirty:
             scope = scope.merge(self._dirty.popleft())
+        if self._hurry:
+            self._hurry, self._hurry_at = False, self._clock() + self._timing.gap
+        begin = self._clock()
         if self._attachments is not None:
             self._attachments.update(self._reconciler.policies)
         wrote = self._reconciler.run(scope)
+        if wrote:
+            self._wrote = begin, self._clock()
         if scope.host or scope.unannounced:
             self._turn = self._clock() + self._timing.interval
         # One more pass follows a pass that wrote: the state then shows what is, not what
@@ -183,6 +207,17 @@ class Daemon:
         self._confirm = wrote and not self._confirm
         self._tell()
         self._notifier.ping()
+
+    def _hear_changes(self) -> None:
+        """Tell the reconciler who changed what. What libvirt changes while a pass writes, the pass
+        has asked for, or the pass that follows it finds."""
+        begin, end = self._wrote
+        while self._changes:
+            change = self._changes.popleft()
+            if not (begin <= change.culprit.when <= end and change.culprit.unit in LIBVIRT):
+                self._reconciler.blame(change.place, change.culprit)
+                self._dirty.append(replace(change.scope, hurried=not change.scope.host))
+                self._hurry = True
 
     def _tell(self) -> None:
         self._told = self._starved
@@ -272,7 +307,10 @@ class Daemon:
                 self._settle_burst(self._timing.policy_pause)
                 return NOTHING
             now = self._clock()
+            self._hear_changes()
             due = earliest if self._dirty else max(earliest, latest)
+            if self._hurry:
+                due = min(due, self._hurry_at)
             if now >= due:
                 scope = self._reconciler.again() if now >= latest else NOTHING
                 return scope.merge(UNANNOUNCED) if now >= self._turn else scope
@@ -280,8 +318,8 @@ class Daemon:
                 self._tell()
             woken = self._wake.wait(min(due - now, slice_))
             self._notifier.ping()
-            if woken and self._dirty:
-                self._settle_burst(self._timing.debounce)
+            if woken:
+                self._settle_burst()
         return NOTHING
 
     @property
@@ -289,12 +327,13 @@ class Daemon:
         """Whether something is due that waits for no pause."""
         return self._stop_requested or self._reload_requested or bool(self._steps)
 
-    def _settle_burst(self, pause: float) -> None:
-        """Wait until events pause for ``pause`` seconds, at most ten times as long."""
+    def _settle_burst(self, pause: float | None = None) -> None:
+        """Wait until events pause for ``pause`` seconds, at most ten times as long; by default as
+        long as what is marked dirty asks for."""
         for _ in range(10):
-            if self._urgent:
-                return
-            if not self._wake.wait(pause):
+            self._hear_changes()
+            asked = HURRY if self._hurry else self._timing.debounce if self._dirty else 0.0
+            if self._urgent or not self._wake.wait(asked if pause is None else pause):
                 return
 
     def _end(self) -> ExitCode:

@@ -4,6 +4,7 @@ the log of plans and their results for the operator."""
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
@@ -128,7 +129,21 @@ def log_plan(plan: Plan, said: SaidOnce) -> None:
         if said.new(("warning", warning)):
             LOGGER.warning("%s", warning)
     for drift in plan.drift:
-        if drift.rule is DriftRule.ADOPT and drift.left and said.new(drift):
+        if drift.culprit is not None and said.new(drift):
+            LOGGER.info(
+                "%s: %s has changed it to %s; %s",
+                drift.target,
+                drift.culprit,
+                drift.found,
+                drift.left or f"{drift.desired} is put back",
+                extra=fields(
+                    guest=drift.target.guest,
+                    by=drift.by,
+                    culprit=drift.culprit.pid,
+                    seconds=round(time.monotonic() - drift.culprit.when, 3),
+                ),
+            )
+        elif drift.rule is DriftRule.ADOPT and drift.left and said.new(drift):
             LOGGER.info("%s: %s", drift.target, drift.left)
     for skipped in plan.skipped:
         if skipped.held and said.new(skipped):

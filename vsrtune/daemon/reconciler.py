@@ -25,7 +25,7 @@ from vsrtune.execute.executor import Result
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
 from vsrtune.model.daemon_state import DaemonState, GuestState, PlanState, Unmade
-from vsrtune.model.plan import Action, Plan
+from vsrtune.model.plan import Action, Culprit, Place, Plan
 from vsrtune.model.present import PresentValues
 from vsrtune.model.snapshot import Snapshot, SnapshotSlice
 from vsrtune.model.stepdown import UNTIL, Step, StepLevel, Steps
@@ -162,6 +162,10 @@ class Reconciler:
         self._said.end_of_pass(whole=self._everything)
         self._time(self._clock() - begin, failure)
         return wrote
+
+    def blame(self, where: Place, culprit: Culprit) -> None:
+        """Note who has just changed something that a pass may have set."""
+        self._drift.blame(where, culprit)
 
     def step_down(self, guest: str, why: str, seen: StepLevel) -> None:
         """Step a guest down by one level because of ``why``. Lower its classes at once, by the
@@ -333,7 +337,7 @@ class Reconciler:
         known = self._snapshot
         # After an event on a host with few guests, observing everything leaves no doubt.
         few = known is not None and len(known.guests) <= one_pass.FEW
-        if known is None or scope.host or (few and scope != UNANNOUNCED):
+        if known is None or scope.host or (few and scope != UNANNOUNCED and not scope.hurried):
             observed = SnapshotSlice(self._observer.observe(self._trace if known is None else 0.0))
         elif scope.unannounced:
             observed = self._observer.observe_unannounced(scope.guests)

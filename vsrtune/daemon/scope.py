@@ -11,11 +11,13 @@ class Scope:
     """``guests`` are libvirt domain names whose threads, devices or pins may have changed,
     or that came or went. ``host`` is True when the host or something unknown may have
     changed: the pass then reads everything, whatever ``guests`` says. ``unannounced`` asks
-    for the periodic check for changes without events."""
+    for the periodic check for changes without events. ``hurried``: only ``guests`` are read, even
+    where reading everything would cost little."""
 
     guests: frozenset[str] = frozenset()
     host: bool = False
     unannounced: bool = False
+    hurried: bool = False
 
     @classmethod
     def of(cls, guest: str | None) -> Scope:
@@ -24,10 +26,13 @@ class Scope:
 
     def merge(self, other: Scope) -> Scope:
         """Both scopes together."""
+        if not (self and other):
+            return self or other
         return Scope(
             self.guests | other.guests,
             self.host or other.host,
             self.unannounced or other.unannounced,
+            self.hurried and other.hurried,
         )
 
     def __str__(self) -> str:

@@ -91,11 +91,32 @@ class DriftRule(Enum):
     REPORT = "report"  # leave it, and say so
 
 
+# What the kernel says was changed: the key of a kind of setting, and the thread, device or
+# interrupt.
+Place = tuple[str, int | str]
+
+
+@dataclass(frozen=True, slots=True)
+class Culprit:
+    """The process that the kernel saw change a setting. ``comm`` is the name that its thread had
+    then, which anybody chooses freely; ``unit`` is systemd's unit, "" when it had ended before
+    it was looked at; ``when`` is in seconds of the monotonic clock."""
+
+    pid: int
+    comm: str
+    unit: str = ""
+    when: float = field(default=0.0, compare=False)
+
+    def __str__(self) -> str:
+        return f"{self.comm} (pid {self.pid}, {self.unit or 'which has ended'})"
+
+
 @dataclass(frozen=True, slots=True)
 class Drift:
     """A setting that somebody changed after vsrtune set it. ``setting`` is the key of the policy
     (``cpus.vcpu``), ``rule`` says what vsrtune does about it, ``by`` who changed it, as far as
-    there is evidence ("" when unknown), ``left`` why it is not put back ("" when it is)."""
+    there is evidence ("" when unknown), ``left`` why it is not put back ("" when it is),
+    ``culprit`` the process, where the kernel told."""
 
     target: Target
     setting: str
@@ -104,6 +125,7 @@ class Drift:
     found: str
     by: str
     left: str
+    culprit: Culprit | None = None
 
 
 # By guest: the interrupt CPUs that its policy lists, and the lower devices that it lists them for.

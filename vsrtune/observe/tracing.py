@@ -137,10 +137,6 @@ class Tracer:
         # The ring buffers stay empty, so their memory may go at once.
         with contextlib.suppress(OSError):
             _write(f"{instance}/buffer_size_kb", "4")
-        # Recording names of tasks would hook sched_switch: a cost on every context
-        # switch, and a patch of the scheduler's code, for names nobody reads here.
-        with contextlib.suppress(OSError):
-            _write(f"{instance}/options/record-cmd", "0")
         queue = f"{instance}/events/net/net_dev_queue"
         receive = f"{instance}/events/net/netif_receive_skb"
         if macvtaps:

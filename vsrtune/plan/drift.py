@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import Guest, Thread
 from vsrtune.model.host import Host
-from vsrtune.model.plan import Action, Drift, DriftRule, Plan
+from vsrtune.model.plan import Action, Culprit, Drift, DriftRule, Place, Plan
 from vsrtune.model.present import PresentValues
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import (
@@ -28,6 +28,7 @@ from vsrtune.model.targets import (
     Pin,
     RrTimeslice,
     Target,
+    ThreadAffinity,
     ThreadCgroup,
     ThreadSched,
     TimeSlice,
@@ -60,12 +61,13 @@ class Memory:
     ``stayed``, the pins that have stayed where they were moved to (Drift.found) for long enough.
     libvirt moves the thread first and notes the pin afterwards, so a plan made in between would
     mistake an operator's request (virsh vcpupin) for a thread that something moved beneath
-    libvirt."""
+    libvirt. ``culprits``: who the kernel last saw make a change."""
 
     for_verify: Mapping[Target, Value] = field(default_factory=dict)
     waits: Mapping[Target, str] = field(default_factory=dict)
     patient: bool = False
     stayed: frozenset[tuple[Target, str]] = frozenset()
+    culprits: Mapping[Place, Culprit] = field(default_factory=dict)
 
     def wait(self, target: Target, found: str, by: str) -> str:
         """Why ``target`` is not put back yet; "" when nothing is to be waited for."""
@@ -175,7 +177,21 @@ def _setting(target: Target, thread: Thread | None) -> str:
     return f"{section}.{thread.role.value}"
 
 
-def _by(host: Host, change: _Change) -> str:
+def place(target: Target) -> Place:
+    """Where the kernel tells changes of a target."""
+    match target:
+        case ThreadSched():
+            return "scheduler", target.thread.tid
+        case ThreadAffinity() | VcpuPin() | EmulatorPin() | ThreadCgroup():
+            return "cpus", target.thread.tid
+        case IrqAffinity():
+            return "irq", target.irq
+        case DeviceNumber():
+            return target.kind, target.device
+    return target.kind, ""
+
+
+def _by(host: Host, change: _Change, culprit: Culprit | None) -> str:
     if change.target.guest == HOST_REF and not isinstance(change.target, IrqAffinity | ThreadSched):
         return ""
     section, thread = change.setting.partition(".")[0], change.thread
@@ -185,6 +201,8 @@ def _by(host: Host, change: _Change) -> str:
         effective, desired = thread.cpuset_effective, change.desired
         if effective is not None and isinstance(desired, CpuSet) and not desired <= effective:
             return "a writer of its cgroup"
+    if culprit is not None:
+        return culprit.unit.removesuffix(".service")
     running = [n.name for n in host.neighbours if n.pid is not None and n.detail != "no profile"]
     return next((name for name in running if section in _HABITS.get(name, ())), "")
 
@@ -199,7 +217,8 @@ def _strictest(policies: Iterable[Policy], setting: str) -> DriftRule | None:
 
 
 def _judge(host: Host, change: _Change, rule: DriftRule | None, memory: Memory) -> Drift:
-    by, was, found = _by(host, change), _text(change.desired), _text(change.now)
+    culprit = memory.culprits.get(place(change.target))
+    by, was, found = _by(host, change, culprit), _text(change.desired), _text(change.now)
     held = rule is None and by == "libvirt"
     rule = rule or (DriftRule.REPORT if held else DriftRule.ENFORCE)
     if rule is DriftRule.ENFORCE:
@@ -209,8 +228,9 @@ def _judge(host: Host, change: _Change, rule: DriftRule | None, memory: Memory) 
     elif held:
         left = f"held by the operator on {found}, we had set {change.desired}; {_RELOAD}"
     else:
-        left = f"reported: {by or 'something'} changed it to {found}, we had set {was}; {_RELOAD}"
-    return Drift(change.target, change.setting, rule, was, found, by, left)
+        who = culprit or by or "something"
+        left = f"reported: {who} changed it to {found}, we had set {was}; {_RELOAD}"
+    return Drift(change.target, change.setting, rule, was, found, by, left, culprit)
 
 
 def _text(value: Value) -> str:

@@ -332,7 +332,7 @@ def _drift(drift: Drift) -> Data:
         "setting": setting,
         "was_set_to": drift.desired,
         "found": drift.found,
-        "by": drift.by,
+        "by": str(drift.culprit or drift.by),
         "key": drift.setting,
         "rule": drift.rule.value,
         "left": drift.left,

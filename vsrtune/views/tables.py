@@ -484,7 +484,7 @@ def drift_row(drift: Drift) -> dict[str, str]:
         "setting": setting,
         "was set to": drift.desired,
         "found": drift.found,
-        "changed by": drift.by or "unknown",
+        "changed by": str(drift.culprit or drift.by or "unknown"),
         "policy key": drift.setting,
         "rule": drift.rule.value,
     }

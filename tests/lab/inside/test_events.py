@@ -2,7 +2,7 @@
 
 The interval is far away, and the daemon is idle when something happens. Where an event
 changes nothing of the guest itself, the class of a vcpu is taken away first, of which no
-event tells: the daemon only finds it when it looks for another reason.
+event tells while the daemon has no kprobes: it only finds it when it looks for another reason.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def say(capsys: pytest.CaptureFixture[str]) -> Say:
 def listening(untuned: None, guests: list[LabGuest], irq_cpus: set[int]) -> set[int]:
     """The daemon is idle and will look only when it is told; the interrupts' CPUs."""
     labhelp.write_policies("auto")
-    labhelp.set_environment(VSRTUNE_INTERVAL="3600")
+    labhelp.set_environment(VSRTUNE_INTERVAL="3600", VSRTUNE_CHANGES="0")
     labhelp.start()
     idle()
     return irq_cpus

@@ -18,12 +18,14 @@ from shell_samples import POLICY
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting, PolicyError, WriteError
 from vsrtune.core.exit_codes import ExitCode
+from vsrtune.daemon.events.changes import Change
 from vsrtune.daemon.loop import Daemon, Timing
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.daemon.scope import FULL, NOTHING, UNANNOUNCED, Scope
 from vsrtune.execute.journal import Journal
 from vsrtune.model.daemon_state import DaemonState
 from vsrtune.model.guest import Confidence, Role, Sched, SchedClass, Thread
+from vsrtune.model.plan import Culprit
 from vsrtune.observe.config_files import load_dirs
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
@@ -549,10 +551,15 @@ class FakeNotifier:
         return [h for h in self.heard if h.isupper() and h != "PING"]
 
 
+QUICK = Timing(interval=600, debounce=0.01, gap=0.01, policy_pause=0.2)
+
+
 class Running:
     """A daemon in a thread, steered like the real one by its flags."""
 
-    def __init__(self, host: FakeHost, journal: Journal, *, keep: bool = False) -> None:
+    def __init__(
+        self, host: FakeHost, journal: Journal, *, keep: bool = False, timing: Timing = QUICK
+    ) -> None:
         self.notifier = FakeNotifier()
         self.load: Callable[[], tuple[Policy, ...]] = policies
         self.states: list[DaemonState] = []
@@ -570,7 +577,7 @@ class Running:
             lambda: self.load(),
             self.notifier,
             publish=self.states.append,
-            timing=Timing(interval=600, debounce=0.01, gap=0.01, policy_pause=0.2),
+            timing=timing,
             keep=keep,
         )
         self.code: int | None = None
@@ -628,6 +635,51 @@ class TestLoop:
         running.daemon.mark_dirty("a link has changed")
         running.until(lambda: len(running.looks) == 4)
         assert running.looks[3].host
+
+    @pytest.mark.parametrize(
+        ("unit", "during", "named"),
+        [
+            ("session-3.scope", False, True),
+            ("libvirtd.service", False, True),
+            ("session-3.scope", True, True),
+            ("libvirtd.service", True, False),
+        ],
+    )
+    def test_who_changes_a_setting_is_named_unless_it_is_libvirt_for_us(
+        self, host: FakeHost, running: Running, caplog: pytest.LogCaptureFixture,
+        unit: str, during: bool, named: bool,
+    ) -> None:  # fmt: skip
+        """What libvirt does while a pass writes, the pass has asked for."""
+        caplog.set_level("INFO")
+        running.until(lambda: len(running.states) == 2)
+        when = time.monotonic()
+        if during:
+            host.set_queue(1)
+            running.daemon.mark_dirty("queue", "vr1")
+            running.until(lambda: len(running.looks) == 3)
+            when = sum(running.daemon._wrote) / 2
+        host.change("vhost", sched=Sched(SchedClass.FIFO, 50))
+        tid = thread(host, Role.VHOST).key.tid
+        who = Culprit(4711, "chrt", unit, when)
+        running.daemon.changed(Change(("scheduler", tid), who, Scope.of("vr1")))
+        running.until(lambda: thread(host, Role.VHOST).sched == RR)
+        told = [m for m in caplog.messages if f"chrt (pid 4711, {unit}) has changed it" in m]
+        assert len(told) == named
+        assert during or running.looks[2].hurried
+
+    def test_a_change_waits_for_no_pause_but_for_the_last_hurried_pass(
+        self, host: FakeHost, journal: Journal
+    ) -> None:
+        running = Running(host, journal, timing=Timing(interval=600, debounce=60, gap=600))
+        try:
+            change = Change(("irq", 1), Culprit(1, "x", when=1.0), Scope.of("vr1"))
+            running.daemon.changed(change)
+            running.until(lambda: len(running.looks) == 2)
+            running.daemon.changed(change)
+            time.sleep(0.2)
+            assert len(running.looks) == 2
+        finally:
+            running.stop()
 
     def test_storm_of_events_is_a_few_passes(self, host: FakeHost, running: Running) -> None:
         before = running.states[-1].totals.passes

@@ -8,7 +8,7 @@ from pathlib import Path
 import shell_samples as samples
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.daemon.events.kernel import Patrol
+from vsrtune.daemon.events.kernel import SELDOM, Patrol
 from vsrtune.model.host import Irq, Nic
 from vsrtune.model.snapshot import Snapshot
 
@@ -73,3 +73,22 @@ def test_nothing_is_read_without_guests(tmp_path: Path) -> None:
     )
     patrol.round()
     assert told == []
+
+
+def test_what_the_kernel_tells_is_read_seldom_and_the_rest_as_ever(tmp_path: Path) -> None:
+    tree, told = Tree(tmp_path), []
+    seen = snapshot()
+    affinity, online = "/proc/irq/40/smp_affinity_list", "/sys/devices/system/cpu/online"
+    tree.write(affinity, "0\n")
+    tree.write(online, "0-3\n")
+    patrol = Patrol(
+        tree, lambda: seen, lambda reason, guest=None: told.append(reason), told=lambda: True
+    )  # type: ignore[arg-type]
+    patrol.round()
+    tree.write(affinity, "2\n")
+    tree.write(online, "0-2\n")
+    patrol.round()
+    assert told == [f"{online} changed"]
+    for _ in range(SELDOM):
+        patrol.round()
+    assert told == [f"{online} changed", f"{affinity} changed"]

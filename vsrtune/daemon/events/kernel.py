@@ -212,11 +212,16 @@ def settings(snapshot: Snapshot | None) -> tuple[str, ...]:
 
 
 EVERY = 2.0
+# While the kernel tells of changes, only each of so many rounds reads all files, and the others
+# those of which it does not tell.
+SELDOM = 30
+UNTOLD = ("/sys/devices/system/cpu/online", "/proc/sys/kernel/sched_rt_runtime_us")
 
 
 class Patrol(Background):
     """Reads the files of ``settings`` every ``every`` seconds, from ``start`` to ``stop``.
-    ``snapshot`` returns the latest snapshot; ``dirty`` is called from this thread."""
+    ``snapshot`` returns the latest snapshot; ``dirty`` is called from this thread; ``told`` says
+    whether the kernel tells of changes."""
 
     def __init__(
         self,
@@ -224,8 +229,11 @@ class Patrol(Background):
         snapshot: Callable[[], Snapshot | None],
         dirty: Dirty,
         every: float = EVERY,
+        told: Callable[[], bool] = lambda: False,
     ) -> None:
         super().__init__("patrol")
+        self._told = told
+        self._rounds = 0
         self._root = root
         self._snapshot = snapshot
         self._dirty = dirty
@@ -238,12 +246,15 @@ class Patrol(Background):
             self.round()
 
     def round(self) -> None:
-        """Read every file once. A file read for the first time is only remembered, because
+        """Read every file that is due. A file read for the first time is only remembered, because
         the pass that added it has read it too."""
         files = settings(self._snapshot())
-        now = {file: self._read(file) for file in files}
-        changed = [f for f in files if f in self._seen and self._seen[f] != now[f]]
-        self._seen = now
+        seldom = self._told() and self._rounds % SELDOM != 0
+        self._rounds += 1
+        due = [f for f in files if not seldom or f in UNTOLD]
+        now = {file: self._read(file) for file in due}
+        changed = [f for f in due if f in self._seen and self._seen[f] != now[f]]
+        self._seen = {f: text for f, text in (self._seen | now).items() if f in files}
         if changed:
             self._dirty(f"{', '.join(changed)} changed")
 

@@ -1,0 +1,143 @@
+"""events/changes.py: what the kernel's lines say, whom they name, and how soon the daemon looks."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pytest
+import shell_samples as samples
+from planning_samples import host, nic
+
+from vsrtune.daemon.events.changes import Seen, culprit, parse, places, probes, thread_filter
+from vsrtune.daemon.scope import FULL, NOTHING, Scope
+from vsrtune.model.guest import Role
+from vsrtune.model.host import SoftirqThread
+from vsrtune.model.plan import Culprit, Place
+
+BEGIN = "           <...>-812     [001] ...1.   263.516023: "
+AFFINITY = f'{BEGIN}affinity: (__x64_sys_sched_setaffinity+0x0/0x100) tid=704 comm="taskset"'
+
+
+@pytest.mark.parametrize(
+    ("rest", "place", "comm"),
+    [
+        ('affinity: (f+0x0/0x1) tid=704 comm="taskset"', ("cpus", 704), "taskset"),
+        ('class: (f+0x0/0x1) tid=704 comm="chrt"', ("scheduler", 704), "chrt"),
+        ('parameters: (f+0x0/0x1) tid=704 comm="x"', ("scheduler", 704), "x"),
+        ('attributes: (f+0x0/0x1) tid=704 comm="x"', ("scheduler", 704), "x"),
+        ('nice: (f+0x0/0x1) which=0 tid=704 comm="renice"', ("scheduler", 704), "renice"),
+        ('queue: (f+0x0/0x1) device="macvtap0" comm="ip"', ("txqueuelen", "macvtap0"), "ip"),
+        ('threaded: (f+0x0/0x1) device="eth0" comm="sh"', ("napi-threaded", "eth0"), "sh"),
+        ('irq: (f+0x0/0x1) irq=24 comm="irqbalance"', ("irq", 24), "irqbalance"),
+        ('slice: (f+0x0/0x1) write=1 comm="sysctl"', ("rr-timeslice", ""), "sysctl"),
+        (
+            "cgroup_attach_task: dst_root=0 dst_id=9 dst_level=2 dst_path=/a b pid=704 comm=CPU 0/KVM",
+            ("cpus", 704),
+            "",
+        ),
+        # A name may hold anything but a zero byte.
+        ('affinity: (f+0x0/0x1) tid=704 comm="a tid=1 b"', ("cpus", 704), "a tid=1 b"),
+        ('affinity: (f+0x0/0x1) tid=704 comm="', ("cpus", 704), ""),
+    ],
+)
+def test_a_line_says_what_is_changed(rest: str, place: Place, comm: str) -> None:
+    seen = parse(BEGIN + rest)
+    assert seen is not None
+    assert (seen.when, seen.tid, seen.place, seen.comm) == (263.516023, 812, place, comm)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "",
+        "CPU:1 [LOST 12 EVENTS]",
+        'b"',
+        f"{BEGIN}sched_switch: prev_comm=x",
+        f"{BEGIN}affinity: (f+0x0/0x1) comm=x",
+        f'{BEGIN}queue: (f+0x0/0x1) device="../x" comm="ip"',
+    ],
+)
+def test_another_line_says_nothing(line: str) -> None:
+    assert parse(line) is None
+
+
+def test_a_name_with_a_line_feed_makes_no_event() -> None:
+    lines = AFFINITY.replace("taskset", "a\n<...>-1 [0] ").splitlines()
+    assert [parse(line) is not None for line in lines] == [True, False]
+
+
+@pytest.mark.parametrize(
+    "name", ["taskset", "a b-3", "-1 [0] x 1.0: ", "a-1  [000] ", "", "\u202e"]
+)
+def test_a_name_before_the_event_does_not_pass_for_another_thread(name: str) -> None:
+    assert parse(AFFINITY.replace("<...>", name)) == parse(AFFINITY)
+
+
+def test_the_offset_of_a_devices_name_is_used_only_where_it_is_known() -> None:
+    for release, argument in (((6, 1), "+0($arg1)"), ((6, 8), "dev->name")):
+        (queue,) = (p for p in probes("x86_64", release) if p.event == "queue")
+        assert queue.arguments == f"device={argument}:string"
+    assert {p.event for p in probes("riscv64", (6, 12))} == {"queue", "threaded", "irq", "slice"}
+
+
+def test_places_are_those_of_policies_and_name_what_to_read() -> None:
+    snapshot = samples.snapshot()
+    guest = snapshot.guests[0]
+    soft = SoftirqThread(replace(guest.threads[0].key, tid=15), 0, guest.threads[0].sched)
+    on = replace(host(nics=[nic("p0", "2")]), softirq=(soft,))
+    found = places(replace(snapshot, host=on))
+    tid = guest.by_role(Role.VHOST)[0].key.tid
+    assert found["cpus", tid] == found["scheduler", tid] == Scope.of(guest.name)
+    assert found["txqueuelen", guest.interfaces[0].target] == Scope.of(guest.name)
+    assert found["irq", on.nics[0].irqs[0].number] == found["scheduler", 15] == FULL
+    assert ("cpus", 1) not in found
+
+
+def test_plain_qemu_is_read_with_everything() -> None:
+    snapshot = samples.snapshot()
+    plain = replace(snapshot.guests[0], source="qemu")
+    found = places(replace(snapshot, guests=(plain,)))
+    assert found["cpus", plain.threads[0].key.tid] == FULL
+
+
+def test_a_culprit_is_a_process_in_a_unit_while_it_lives() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    its = Seen(1.0, child.pid, "x", ("cpus", 1))
+    found = culprit(its)
+    child.communicate(b"\n")
+    assert found == replace(culprit(replace(its, tid=os.getpid())), pid=child.pid)
+    assert culprit(its) == Culprit(child.pid, "x")
+    assert str(culprit(its)) == f"x (pid {child.pid}, which has ended)"
+
+
+@pytest.mark.parametrize(
+    ("tids", "passing"),
+    [
+        ([], []),
+        ([7], [7]),
+        ([7, 8, 9, 20], [7, 8, 9, 20]),
+        (range(1, 2000, 2), None),
+        ([t for g in range(300) for t in range(g * 100, g * 100 + 7)], None),
+    ],
+)
+def test_a_filter_lets_threads_pass_and_fits_a_page(
+    tids: Iterable[int], passing: list[int] | None
+) -> None:
+    text = thread_filter(tids, "tid")
+    assert len(f"which == 0 && ({text})") < 4096
+    python = text.replace("&&", "and").replace("||", "or")
+    let = [t for t in range(-1, 31000) if eval(python, {"tid": t})]
+    assert set(tids) <= set(let)
+    assert passing is None or let == (passing or [-1])
+
+
+def test_only_hurried_scopes_stay_hurried() -> None:
+    hurried = Scope(frozenset(["a"]), hurried=True)
+    assert NOTHING.merge(hurried) == hurried.merge(NOTHING) == hurried
+    assert hurried.merge(Scope(frozenset(["b"]), hurried=True)).hurried
+    assert not hurried.merge(Scope.of("b")).hurried
+    assert not hurried.merge(FULL).hurried
