@@ -204,7 +204,7 @@ def daemon(
                 write_starved(found)
 
         LinkEvents(latest, running.mark_dirty).start()
-        changes = ChangeEvents(latest, running.changed, running.mark_dirty)
+        changes = ChangeEvents(latest, running.changed)
         if watch_changes:
             changes.start()
         Patrol(LiveRoot(), latest, running.mark_dirty, told=changes.watching.is_set).start()

@@ -176,6 +176,39 @@ def test_a_change_is_put_back_at_once(watched: LabGuest) -> None:
     assert [one.comm for one in told(begin)] == ["chrt"]
 
 
+def test_who_calls_the_kernel_in_a_loop_does_not_keep_the_daemon_busy(watched: LabGuest) -> None:
+    """The kernel tells of calls, and refuses them only afterwards."""
+    worker = watched.workers()[0]
+    code = (
+        "import os\n"
+        "while True:\n"
+        "    try:\n"
+        f"        os.sched_setaffinity({worker}, {{0}})\n"
+        "    except PermissionError:\n"
+        "        pass\n"
+    )
+    before, begin = passes(), time.monotonic()
+    caller = subprocess.Popen(["setpriv", "--reuid=65534", "--clear-groups", "python3", "-c", code])
+    try:
+        time.sleep(12)
+        assert caller.poll() is None
+        labhelp.sh("chrt", "-o", "-p", "0", str(worker))
+        labhelp.wait_for(lambda: labhelp.status_text().endswith(" 1 drift"), "a change is found")
+    finally:
+        caller.kill()
+        caller.wait()
+    done, seconds = passes() - before, time.monotonic() - begin
+    assert 2 < done < seconds + 5, "a pass a second at most"
+
+
+def passes() -> int:
+    """How many passes the daemon has made."""
+    (line,) = (
+        x for x in labhelp.scrape() if x.startswith("vsrtune_reconcile_duration_seconds_count")
+    )
+    return int(float(line.split()[-1]))
+
+
 def main_pid() -> str:
     """The daemon's process; "0" when there is none."""
     return labhelp.sh("systemctl", "show", "-P", "MainPID", "vsrtune").stdout.strip()

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from vsrtune.daemon.events.kernel import whose
-from vsrtune.daemon.events.libvirt import Dirty
 from vsrtune.daemon.events.thread import Background
 from vsrtune.daemon.scope import FULL, Scope
 from vsrtune.daemon.systemd import LOGGER
@@ -32,9 +31,9 @@ _INSTANCE = "vsrtune-changes-"
 _GROUP = re.compile(r"p\S*:vsrtune_(\d{1,10})/(\w+)\s")
 # The size of the buffer of each CPU in KiB, about a hundred events.
 _BUFFER = 16
-# A thread sets several settings in a row. A burst that fills a buffer is left to fill it: whoever
-# calls the kernel in a loop must not keep the daemon busy.
-_BATCH, _BURST, _MANY = 0.005, 0.5, 64
+# A program sets several settings in a row, and one read gives a page. Whoever calls the kernel in a
+# loop fills the buffers and must not keep the daemon busy; the checks find what is lost.
+_BATCH, _BURST, _MANY = 0.005, 0.5, 24
 _TURN = 1.0
 _MOST = 1 << 16
 # A filter is at most a page (event_filter_write); a range takes up to 44 characters of it.
@@ -179,21 +178,19 @@ class Change:
 class ChangeEvents(Background):
     """Listens from ``start`` to ``stop``, and removes its probes at the end: join it.
 
-    ``snapshot`` returns the latest snapshot. ``changed`` and ``dirty`` are called from this
-    thread, ``dirty`` when events were lost. ``watching`` says whether threads are watched.
+    ``snapshot`` returns the latest snapshot. ``changed`` is called from this thread. ``watching``
+    says whether threads are watched.
     """
 
     def __init__(
         self,
         snapshot: Callable[[], Snapshot | None],
         changed: Callable[[Change], None],
-        dirty: Dirty,
         tracefs: str = TRACEFS,
     ) -> None:
         super().__init__("change-events")
         self._snapshot = snapshot
         self._changed = changed
-        self._dirty = dirty
         self._tracefs = tracefs
         self._places: tuple[Snapshot | None, Mapping[Place, Scope]] = (None, {})
         self._filtered: frozenset[int] | None = None
@@ -280,9 +277,6 @@ class ChangeEvents(Background):
 
     def _hear(self, lines: Iterable[str]) -> None:
         for line in lines:
-            if " EVENTS]" in line and line.startswith("CPU:"):
-                self._dirty("news of changes were lost")
-                continue
             seen = parse(line)
             scope = self._of().get(seen.place) if seen is not None else None
             if seen is None or scope is None or os.path.exists(f"/proc/self/task/{seen.tid}"):
