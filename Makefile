@@ -78,7 +78,7 @@ soak: ## half an hour of traffic and changes on a lab host, the daemon watched (
 	--share "$$share" -- env LAB_SOAK=$(or $(SOAK),1800) python3 -B -m pytest -q -s \
 	-p no:cacheprovider --junitxml=/mnt/share/junit.xml /mnt/tests/lab/inside/test_churn.py::test_soak
 
-events: setup ## what happens to a host in months, and how soon the daemon has written: docs/results/events.md
+events: setup ## what happens to a host in months, and how soon the daemon has seen it: docs/results/events.md
 	@tests/lab/events.py
 
 bottlenecks: setup ## limits made on purpose, and which `vsrtune top` names: docs/results/bottlenecks.md

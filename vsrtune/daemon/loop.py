@@ -98,11 +98,13 @@ class Daemon:
         self._turn = 0.0
         self._reload_success = True
         self._confirm = False
-        # Changes by other programs, as for _dirty; whether a pass is to hurry because of one, and
-        # when it may; and when the last pass that wrote began and ended.
+        # Changes by other programs, as for _dirty; the scope of the hurried pass that they ask for,
+        # and when it and when any other pass may begin; and when the last pass that wrote began
+        # and ended.
         self._changes: deque[Change] = deque(maxlen=CHANGES)
-        self._hurry = False
-        self._hurry_at = 0.0
+        self._hurried = NOTHING
+        self._hurry_from = 0.0
+        self._from = 0.0
         self._wrote = 0.0, 0.0
 
     # -- flags, set from anywhere
@@ -190,16 +192,20 @@ class Daemon:
     def _pass(self, scope: Scope) -> None:
         """Run one pass over ``scope`` and over what events marked dirty."""
         self._hear_changes()
-        while self._dirty:
+        while self._dirty and not scope.hurried:
             scope = scope.merge(self._dirty.popleft())
-        if self._hurry:
-            self._hurry, self._hurry_at = False, self._clock() + self._timing.gap
         begin = self._clock()
         if self._attachments is not None:
             self._attachments.update(self._reconciler.policies)
         wrote = self._reconciler.run(scope)
+        end = self._clock()
         if wrote:
-            self._wrote = begin, self._clock()
+            self._wrote = begin, end
+        # Neither kind of pass keeps the other from its turn.
+        if scope.hurried:
+            self._hurry_from = end + self._timing.gap
+        else:
+            self._from = end + self._timing.gap
         if scope.host or scope.unannounced:
             self._turn = self._clock() + self._timing.interval
         # One more pass follows a pass that wrote: the state then shows what is, not what
@@ -216,8 +222,7 @@ class Daemon:
             change = self._changes.popleft()
             if not (begin <= change.culprit.when <= end and change.culprit.unit in LIBVIRT):
                 self._reconciler.blame(change.place, change.culprit)
-                self._dirty.append(replace(change.scope, hurried=not change.scope.host))
-                self._hurry = True
+                self._hurried = self._hurried.merge(replace(change.scope, hurried=True))
 
     def _tell(self) -> None:
         self._told = self._starved
@@ -294,13 +299,12 @@ class Daemon:
         """Sleep until a flag, the interval or a retry, and ping the watchdog meanwhile. Return
         the scope of the next pass beyond what events marked dirty."""
         begin = self._clock()
-        earliest = begin + self._timing.gap
         latest = self._turn
         retry = self._reconciler.next_try()
         if retry is not None:
             latest = min(latest, begin + retry)
         if self._confirm:
-            latest = earliest
+            latest = min(latest, begin + self._timing.gap)
         slice_ = (self._notifier.watchdog_seconds or 90.0) / 3
         while not self._urgent:
             if self._files_changed:
@@ -308,14 +312,17 @@ class Daemon:
                 return NOTHING
             now = self._clock()
             self._hear_changes()
-            due = earliest if self._dirty else max(earliest, latest)
-            if self._hurry:
-                due = min(due, self._hurry_at)
+            due = self._from if self._dirty else max(self._from, latest)
+            if self._hurried and now >= self._hurry_from:
+                scope, self._hurried = self._hurried, NOTHING
+                return scope
             if now >= due:
                 scope = self._reconciler.again() if now >= latest else NOTHING
                 return scope.merge(UNANNOUNCED) if now >= self._turn else scope
             if self._starved is not self._told:
                 self._tell()
+            if self._hurried:
+                due = min(due, self._hurry_from)
             woken = self._wake.wait(min(due - now, slice_))
             self._notifier.ping()
             if woken:
@@ -332,7 +339,7 @@ class Daemon:
         long as what is marked dirty asks for."""
         for _ in range(10):
             self._hear_changes()
-            asked = HURRY if self._hurry else self._timing.debounce if self._dirty else 0.0
+            asked = HURRY if self._hurried else self._timing.debounce if self._dirty else 0.0
             if self._urgent or not self._wake.wait(asked if pause is None else pause):
                 return
 

@@ -12,7 +12,7 @@ class Scope:
     or that came or went. ``host`` is True when the host or something unknown may have
     changed: the pass then reads everything, whatever ``guests`` says. ``unannounced`` asks
     for the periodic check for changes without events. ``hurried``: only ``guests`` are read, even
-    where reading everything would cost little."""
+    where reading everything would cost little, and what else is dirty waits."""
 
     guests: frozenset[str] = frozenset()
     host: bool = False

@@ -681,6 +681,21 @@ class TestLoop:
         finally:
             running.stop()
 
+    def test_changes_without_end_keep_no_other_pass_from_its_turn(
+        self, running: Running, host: FakeHost
+    ) -> None:
+        running.until(lambda: len(running.states) == 2)
+        change = Change(("irq", 1), Culprit(1, "x", when=1.0), Scope.of("vr1"))
+        running.daemon.mark_dirty("started", "vr2")
+
+        def other_pass() -> bool:
+            running.daemon.changed(change)
+            return any("vr2" in look.guests for look in running.looks)
+
+        running.until(other_pass)
+        running.until(lambda: running.daemon.changed(change) or len(running.looks) > 6)
+        assert [look for look in running.looks[2:] if not look.hurried] == [Scope.of("vr2")]
+
     def test_storm_of_events_is_a_few_passes(self, host: FakeHost, running: Running) -> None:
         before = running.states[-1].totals.passes
         for _ in range(500):
