@@ -120,6 +120,12 @@ def test_a_refused_guest_keeps_its_budgets_in_a_broken_partition() -> None:
     assert plan.actions == ()
 
 
+def test_a_partition_moves_no_ksoftirqd() -> None:
+    host = imitated()
+    budgeted(host, "1")
+    assert (host.kernel.mask(10), host.kernel.mask(11)) == ("0", "1")
+
+
 def test_cpus_of_a_partition_that_goes_are_free_in_the_same_plan() -> None:
     host = imitated()
     budgeted(host, "1")

@@ -348,8 +348,11 @@ class FakeKernel:
         thread["mask"], thread["user"] = str(mask), str(cpus)
 
     def _cut(self, tid: str) -> None:
-        """A thread's cpuset has changed."""
+        """A thread's cpuset has changed. The kernel leaves out its threads of one CPU
+        (PF_NO_SETAFFINITY in update_tasks_cpumask), such as ksoftirqd."""
         thread = self.state["threads"][tid]
+        if thread.get("per_cpu"):
+            return
         allowed = self.effective(thread["cgroup"])
         if self.state["kernel"] == "6.1":
             thread["user"] = self.state["possible"]

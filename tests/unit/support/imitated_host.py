@@ -288,7 +288,7 @@ def _state(scene: Snapshot) -> dict[str, Any]:
     for s in host.softirq:
         cpus = CpuSet([s.cpu])
         add(0, s.key.tid, f"ksoftirqd/{s.cpu}", "", cpus, start=s.key.start_time,
-            sched=encode(s.sched), kthread=True)  # fmt: skip
+            sched=encode(s.sched), kthread=True, per_cpu=True)  # fmt: skip
     for nic in host.nics:
         for n in nic.napi:
             add(0, n.key.tid, n.name, "", n.affinity, start=n.key.start_time, kthread=True)
