@@ -149,7 +149,7 @@ def _occupants(
     out = [o for w in per_guest for o in w.occupants]
     for guest in snapshot.guests:
         if (guest.pid, guest.start_time) not in planned:
-            out += staying(context.host, guest, guest.threads, context.online)
+            out += staying(context, guest, guest.threads)
     return out
 
 

@@ -89,6 +89,12 @@ class Context:
         """The partitions of ``applied`` and their CPU lists."""
         return {t: v for t, v in self.applied.items() if isinstance(t, CpusetFile | Partition)}
 
+    @cached_property
+    def everywhere(self) -> CpuSet:
+        """The CPUs of a thread that nothing binds: partitions take theirs from its mask."""
+        groups = (self.host.cpuset(t.path) for t in self.lists if isinstance(t, Partition))
+        return self.online - CpuSet.union(g.effective for g in groups if g is not None and g.valid)
+
     def partitioned(self, cgroup: str) -> bool:
         """Whether a cgroup is a partition for threads of a guest, and in force."""
         group = self.host.cpuset(cgroup)
@@ -216,21 +222,21 @@ def main_thread(guest: Guest) -> Thread | None:
     return next((t for t in found if t.key.tid == guest.pid), found[0] if found else None)
 
 
-def staying(host: Host, guest: Guest, threads: Iterable[Thread], online: CpuSet) -> list[Occupant]:
+def staying(context: Context, guest: Guest, threads: Iterable[Thread]) -> list[Occupant]:
     """Occupants for threads that stay where they are. A thread that may run everywhere occupies
     nothing."""
-    links = inner_links(host, guest)
+    links = inner_links(context.host, guest)
     return [
         Occupant(
             guest.ref,
             t.role,
-            t.affinity & online,
+            t.affinity & context.online,
             load=t.load,
             booked=bandwidth(t.sched),
             links=links,
         )
         for t in threads
-        if t.role in DATA_PLANE and not online <= t.affinity
+        if t.role in DATA_PLANE and not context.everywhere <= t.affinity
     ]
 
 
@@ -249,7 +255,7 @@ def requirements_of(context: Context, guest: Guest, policy: Policy) -> Requireme
             if request is not None:
                 out.pins.append(request)
             else:
-                out.occupants.extend(staying(context.host, guest, [thread], context.online))
+                out.occupants.extend(staying(context, guest, [thread]))
     _check_vcpu_cpus(out)
     for nic in guest.other_nics:
         out.skip(f"interface {nic.mac} ({nic.label})", nic.why)

@@ -372,6 +372,18 @@ def test_a_mask_that_is_lost_on_the_way_out_of_a_root_domain_is_no_drift() -> No
     assert (host.undo().failed, host.kernel.mask(1021), host.entries()) == ((), "0-7", ())
 
 
+def test_a_thread_that_may_run_everywhere_occupies_nothing_beside_a_partition_either() -> None:
+    """vr2's emulator keeps off the interrupts' CPU when vr1's vcpu gets a root domain of its CPU,
+    which the masks of all other threads then lack."""
+    host = imitated()
+    settled(host, ask(vr1="cpus: {vcpu: 1}"))
+    policies = ask(vr1=budget_on("1"), vr2="cpus: {emulator: auto}")
+    plan = host.plan(policies)
+    assert (plan.refusals, host.apply(plan).failed) == ((), ())
+    assert host.kernel.sched_attr(1001) == budget(2, 10)
+    assert (host.kernel.mask(2000), host.plan(policies).actions) == ("2-7", ())
+
+
 # -- a slice that is a root domain
 
 
