@@ -243,6 +243,16 @@ def _released(inputs: Inputs, judged: Judged) -> frozenset[Target]:
     changing = {t.guest for t in out if isinstance(t, Partition)}
     # Threads leave a partition that goes; the rest of the plan moves them on.
     out |= {t for t in applied if t.guest in changing and isinstance(t, ThreadCgroup)}
+    # Those that get their own masks back get them in the emulator's cgroup, so its list goes too.
+    passing = {t.guest for t in out if isinstance(t, ThreadAffinity)} & changing
+    present = PresentValues(snapshot)
+    out |= {
+        t
+        for t, v in applied.items()
+        if isinstance(t, EmulatorPin)
+        and t.guest in passing
+        and _is_applied(snapshot.host, present.value(t), v)
+    }
     # A thread leaves a realtime class before it may run on other CPUs again, where it moves too; if
     # the policy still asks for the class, the rest of the plan gives it back.
     unpinned = {t.thread for t in out if isinstance(t, ThreadAffinity | VcpuPin | ThreadCgroup)}

@@ -384,6 +384,19 @@ def test_a_thread_that_may_run_everywhere_occupies_nothing_beside_a_partition_ei
     assert (host.kernel.mask(2000), host.plan(policies).actions) == ("2-7", ())
 
 
+@pytest.mark.parametrize("kernel", ["6.1", "6.12"])
+def test_a_worker_gets_its_own_mask_back_through_a_narrow_emulator(kernel: str) -> None:
+    """It leaves its root domain for the emulator's cgroup, from where the plan moves it on."""
+    host = imitated(kernel=kernel)
+    settled(host, ask(vr1=f"cpus: {{vhost: 2, emulator: 0}}\nscheduler: {{vhost: {{{SHARE}}}}}"))
+    policies = ask(vr1="cpus: {emulator: 0}")
+    result = host.apply(host.plan(policies))
+    assert (result.failed, result.left) == ((), ())
+    assert [host.kernel.mask(tid) for tid in (1000, 1021, 1022)] == ["0", "0-7", "0-7"]
+    assert host.plan(policies).actions == ()
+    assert (host.undo().failed, host.kernel.mask(1000), host.entries()) == ((), "0-7", ())
+
+
 # -- a slice that is a root domain
 
 
