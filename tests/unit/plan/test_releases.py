@@ -397,6 +397,18 @@ def test_a_worker_gets_its_own_mask_back_through_a_narrow_emulator(kernel: str) 
     assert (host.undo().failed, host.kernel.mask(1000), host.entries()) == ((), "0-7", ())
 
 
+def test_a_worker_keeps_its_cpu_when_its_root_domain_goes() -> None:
+    """The cgroup to which it moves has that CPU again."""
+    host = imitated(cpus=4)
+    settled(host, ask(vr1=f"{AUTO}\nscheduler: {{vhost: {{{SHARE}}}}}"))
+    before = [host.kernel.mask(tid) for tid in (1001, 1021, 1022)]
+    assert sorted(before) == ["1", "2", "3"]
+    plan = host.plan(ask(vr1=AUTO))
+    assert (plan.refusals, host.apply(plan).failed) == ((), ())
+    assert [host.kernel.mask(tid) for tid in (1001, 1021, 1022)] == before
+    assert host.plan(ask(vr1=AUTO)).actions == ()
+
+
 # -- a slice that is a root domain
 
 

@@ -236,14 +236,17 @@ class Projection:
 
         def freed(_guest: Guest, thread: Thread) -> Thread:
             effective, limit = thread.cpuset_effective, thread.cpuset_limit
-            if effective is None or f"{thread.cgroup}/".startswith(f"{path}/"):
+            if effective is None:
                 return thread
+            limit = limit and limit | allowed(thread.cgroup.rpartition("/")[0])
+            if f"{thread.cgroup}/".startswith(f"{path}/"):
+                return replace(thread, cpuset_limit=limit)
             wide = effective | allowed(thread.cgroup)
             return replace(
                 thread,
                 affinity=wide if thread.affinity == effective else thread.affinity,
                 cpuset_effective=wide,
-                cpuset_limit=limit and limit | allowed(thread.cgroup.rpartition("/")[0]),
+                cpuset_limit=limit,
             )
 
         for number in range(len(self._guests)):
