@@ -175,7 +175,8 @@ def _seat(
 ) -> Seat:
     allowed = pin.allowed - spare or pin.allowed
     previous: int | None = None
-    for cpus in (pinned_cpus(context.applied.get(pin.target)), pin.thread.affinity):
+    written = pinned_cpus(context.applied.get(pin.target))
+    for cpus in (context.seats.get(pin.thread.key), written, pin.thread.affinity):
         if cpus is not None and len(cpus) == 1 and cpus <= allowed:
             previous = cpus.first()
             break

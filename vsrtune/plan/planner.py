@@ -28,6 +28,7 @@ from dataclasses import dataclass, field, replace
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import Guest, Sched, SchedClass, ThreadKey
+from vsrtune.model.load import data_plane, measured, merged, moves
 from vsrtune.model.plan import Action, Drift, Heeded, Plan, Refusal, Skipped
 from vsrtune.model.root_domains import slices_of
 from vsrtune.model.snapshot import Snapshot
@@ -47,6 +48,7 @@ from vsrtune.plan.placement.costs import Chosen
 from vsrtune.plan.requirements import (
     Context,
     Requirements,
+    Seats,
     label,
     lacks_cpus,
     not_online,
@@ -60,6 +62,8 @@ from vsrtune.policy.matching import assign, policies_of
 from vsrtune.policy.model import IRQ_KEYS, Policy, asks_of_host, irq_lists
 
 Pairs = tuple[tuple[Guest, Policy], ...]
+# A bound on the work. Few plans refuse guests, and the second round mostly is the last.
+_ROUNDS = 4
 
 DISOWNED = "no policy asks for it any more, but somebody else has changed it: left alone"
 
@@ -90,7 +94,7 @@ class Inputs:
     """The inputs of a plan. ``releases`` come first in it; ``snapshot`` and ``applied`` are as
     they will be after them. ``disowned`` is Plan.disowned. ``unable``: guests that are refused
     from the start, and why. ``kept``: slices that stay root domains for the guests that are not
-    planned for."""
+    planned for. ``seats``: the CPUs that threads had in an earlier round of the same plan."""
 
     snapshot: Snapshot
     policies: Sequence[Policy]
@@ -102,6 +106,7 @@ class Inputs:
     disowned: tuple[Target, ...] = ()
     unable: Mapping[str, tuple[Refusal, ...]] = field(default_factory=dict)
     kept: frozenset[str] = frozenset()
+    seats: Seats = field(default_factory=dict)
 
     def host_stays(self, refused: Collection[str]) -> bool:
         """Whether what vsrtune has set on the host stays as it is. Guests that are not planned
@@ -193,13 +198,15 @@ class Ordered:
 @dataclass(frozen=True, slots=True)
 class Judged:
     """The plan as returned. ``desired``: the targets for which policies have a value. ``whole``:
-    what incremental planning needs of it. ``standstills``: refusals of guests that it would let
-    stand still; if there are any, the plan must not be used."""
+    what incremental planning needs of it. ``seats``: the CPUs of each thread. ``standstills``:
+    refusals of guests that it would let stand still; if there are any, the plan must not be
+    used."""
 
     plan: Plan
     desired: frozenset[Target]
     whole: Whole | None
     movers: frozenset[str]
+    seats: Seats
     standstills: tuple[Refusal, ...] = ()
 
 
@@ -207,6 +214,24 @@ class Judged:
 
 
 def judge(inputs: Inputs) -> Judged:
+    """Plan for the guests. What refuses a guest may be where others are at first, or would be if
+    it came too; the next plan would no longer refuse it. So a plan that refuses guests and moves
+    others is made again with the others where it puts them, until they stay there."""
+    judged = _judge_once(inputs)
+    for _ in range(_ROUNDS):
+        if not judged.plan.refusals or all(a.release for a in judged.plan.actions):
+            break
+        before, snapshot = judged, inputs.snapshot
+        if moves(before.plan.actions):
+            loads = {t.key: merged(t.load) for t in data_plane(snapshot)}
+            snapshot = measured(snapshot, loads)
+        judged = _judge_once(replace(inputs, snapshot=snapshot, seats=before.seats))
+        if judged.seats == before.seats:
+            break
+    return judged
+
+
+def _judge_once(inputs: Inputs) -> Judged:
     """Run the pipeline until no refusal affects other guests. The places of interrupts are known
     only when no guest that moves them is refused, and standstills only when everything is
     planned. After such a refusal everything is planned again without the guest, and its
@@ -321,7 +346,8 @@ def _locate(matched: Matched) -> Located:
 def _require(located: Located) -> Required:
     """Collect the requirements of each policy, and judge all of them except CPU selection."""
     inputs, drifts = located.matched.inputs, located.matched.drifts
-    context = Context(inputs.snapshot.host, located.irq, inputs.applied, drifts, inputs.kept)
+    host, applied = inputs.snapshot.host, inputs.applied
+    context = Context(host, located.irq, applied, drifts, inputs.kept, inputs.seats)
     every = [requirements_of(context, guest, policy) for guest, policy in located.pairs]
     refusals = [r for requirements in every for r in requirements.refusals]
     kept = _without(every, refusals)
@@ -415,7 +441,7 @@ def _judge(ordered: Ordered) -> Judged:
     still = tuple(standstill.standstills(result, managed, made.accepted))
     refused = tuple(standstill.refusals(still, per_guest))
     if refused:
-        return Judged(made, ordered.desired, None, movers, refused)
+        return Judged(made, ordered.desired, None, movers, {}, refused)
     told = (
         *warnings(result, managed, located.irq, still),
         *pins_alone(result, per_guest),
@@ -441,7 +467,8 @@ def _judge(ordered: Ordered) -> Judged:
             located.heeded,
         )
     final = enforcing(replace(made, warnings=told, drift=drift), inputs.applied)
-    return Judged(final, ordered.desired, whole, movers)
+    seats = {key: pick.cpus for key, pick in placed.chosen.items()}
+    return Judged(final, ordered.desired, whole, movers, seats)
 
 
 def is_deadline(written: Value) -> bool:

@@ -61,6 +61,8 @@ _WITHOUT_VHOST = "no vhost-net: a thread of QEMU moves its frames, on the emulat
 # By interface and queue, None for all of its queues: the policy's key and the CPUs.
 _Named = Mapping[tuple[str, int | None], tuple[str, CpuSet]]
 
+Seats = Mapping[ThreadKey, CpuSet]
+
 
 @dataclass(frozen=True)
 class Context:
@@ -73,6 +75,8 @@ class Context:
     drifts: Mapping[Target, Drift] = field(default_factory=dict)
     # Slices that stay root domains, because of guests that are not planned for.
     kept: frozenset[str] = frozenset()
+    # The CPUs that threads had in an earlier round of the same plan.
+    seats: Seats = field(default_factory=dict)
 
     @property
     def online(self) -> CpuSet:

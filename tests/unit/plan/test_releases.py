@@ -58,6 +58,18 @@ def test_a_guest_that_a_release_makes_room_for_has_its_own_releases_in_the_same_
     assert host.plan(policies).actions == ()
 
 
+def test_a_guest_is_refused_only_if_the_next_plan_refuses_it_too() -> None:
+    """At first vr1's vcpu would go where vr2's, which has its old class, keeps it from running."""
+    host = imitated(cpus=3)
+    turns = "class: rr, priority: 10"
+    fair = f"{AUTO}\nscheduler: {{vcpu: {{{turns}}}, vhost: {{{turns}}}}}"
+    settle(host, ask(vr1="cpus: {vhost: auto}", vr2=fair))
+    policies = ask(vr1="placement: auto", vr2="cpus: {vhost: auto}")
+    plan = host.plan(policies)
+    assert (plan.refusals, host.apply(plan).failed) == ((), ())
+    assert host.plan(policies).actions == ()
+
+
 def test_a_guest_that_is_refused_after_its_releases_keeps_all_it_has() -> None:
     """Without its pin the realtime vcpu may run on the interrupt CPU: a mistake in the policy."""
     host = imitated()
