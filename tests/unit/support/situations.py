@@ -91,11 +91,6 @@ class Situation:
 # -- the host
 
 
-# Without the guests of Proxmox VE: one host more draws other situations everywhere, and two of those
-# want a pass more than the planner says (test_planning_again_changes_nothing).
-_RECORDED = [file for file in recorded_hosts.FILES if file.stem != "trixie-proxmox"]
-
-
 @st.composite
 def lower_nics(draw: st.DrawFn, count: int) -> tuple[Nic, ...]:
     """p0 and p1, whose interrupts leave most CPUs to guests."""
@@ -203,7 +198,7 @@ def made_up(draw: st.DrawFn) -> Snapshot:
 @st.composite
 def recorded(draw: st.DrawFn) -> Snapshot:
     """A recorded host; its cgroups are those of a host that has the cpuset controller."""
-    found = recorded_hosts.shown(draw(st.sampled_from(_RECORDED)))
+    found = recorded_hosts.shown(draw(st.sampled_from(recorded_hosts.FILES)))
     found = replace(found, host=replace(found.host, rr_timeslice_ms=100, cpusets=()))
     bare = tuple(
         replace(g, threads=tuple(t for t in g.threads if t.role is not Role.NAPI))
