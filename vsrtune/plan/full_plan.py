@@ -91,16 +91,19 @@ def plan_with_releases(
     )
     unable: dict[str, tuple[Refusal, ...]] = {}
     released: frozenset[Target] = frozenset()
+    # The guests that the judgement before these releases refused; None without releases.
+    refused: frozenset[str] | None = None
     while True:
         after = replace(_after(inputs, entries, released, came), unable=unable)
         judged = judge(after)
-        untuned = {t.guest for t in released - came}
-        late = [r for r in judged.plan.refusals if r.guest in untuned]
+        why = judged.plan.refusals
+        late = [] if refused is None else [r for r in why if r.guest not in refused]
         if late:
             for refusal in late:
                 unable[refusal.guest] = (*unable.get(refusal.guest, ()), refusal)
-            released = frozenset()
+            released, refused = frozenset(), None
             continue
+        refused = frozenset(r.guest for r in why)
         more = _released(inputs, judged) | came
         if not more <= released:
             released |= more
@@ -112,7 +115,7 @@ def plan_with_releases(
             if wrong is None or wrong.guest in unable:
                 raise
             unable[wrong.guest] = (wrong,)
-            released = frozenset()
+            released, refused = frozenset(), None
 
 
 def _left_out(inputs: Inputs, error: PlanError) -> Refusal | None:

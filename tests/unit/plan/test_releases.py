@@ -421,6 +421,16 @@ def test_a_worker_keeps_its_cpu_when_its_root_domain_goes() -> None:
     assert host.plan(ask(vr1=AUTO)).actions == ()
 
 
+def test_a_root_domain_stays_if_the_guest_for_which_it_would_go_is_refused() -> None:
+    """vr2's vcpu is to have a CPU of vr1's; two budgets of 80 % on CPU 7 only fit in a slice."""
+    host = imitated()
+    vr1 = f"{AUTO}\nscheduler: {{vcpu: {{{SHARE}}}, vhost: {{{SHARE}}}}}"
+    settled(host, ask(vr1=vr1))
+    vr2 = f"cpus: {{vcpu: {host.kernel.mask(1021)}, vhost: 7}}\nscheduler: {{vhost: {{{BUDGETS}}}}}"
+    plan = host.plan(ask(vr1=vr1, vr2=vr2))
+    assert ([r.guest for r in plan.refusals], plan.actions) == (["vr2"], ())
+
+
 # -- a slice that is a root domain
 
 
