@@ -155,6 +155,11 @@ class Host:
         return CpuSet(c.id for c in self.cpus if c.online)
 
     @cached_property
+    def everywhere(self) -> CpuSet:
+        """The CPUs of a thread that nobody binds: partitions take theirs from its mask."""
+        return self.online - CpuSet.union(c.effective for c in self.cpusets if c.valid)
+
+    @cached_property
     def isolated(self) -> CpuSet:
         """CPUs isolated at boot (isolcpus) or by a partition of cgroup v2."""
         return CpuSet(c.id for c in self.cpus if c.isolated)

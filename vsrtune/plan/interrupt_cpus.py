@@ -140,7 +140,7 @@ def napi_threads(nic: Nic) -> tuple[NicThread, ...]:
 
 def confined(host: Host, nic: Nic) -> CpuSet:
     """The CPUs to which NAPI threads of a device are confined."""
-    threads = (t.affinity for t in napi_threads(nic) if not host.online <= t.affinity)
+    threads = (t.affinity for t in napi_threads(nic) if not host.everywhere <= t.affinity)
     return CpuSet.union(threads) & host.online
 
 

@@ -93,12 +93,6 @@ class Context:
         """The partitions of ``applied`` and their CPU lists."""
         return {t: v for t, v in self.applied.items() if isinstance(t, CpusetFile | Partition)}
 
-    @cached_property
-    def everywhere(self) -> CpuSet:
-        """The CPUs of a thread that nothing binds: partitions take theirs from its mask."""
-        groups = (self.host.cpuset(t.path) for t in self.lists if isinstance(t, Partition))
-        return self.online - CpuSet.union(g.effective for g in groups if g is not None and g.valid)
-
     def partitioned(self, cgroup: str) -> bool:
         """Whether a cgroup is a partition for threads of a guest, and in force."""
         group = self.host.cpuset(cgroup)
@@ -240,7 +234,7 @@ def staying(context: Context, guest: Guest, threads: Iterable[Thread]) -> list[O
             links=links,
         )
         for t in threads
-        if t.role in DATA_PLANE and not context.everywhere <= t.affinity
+        if t.role in DATA_PLANE and not context.host.everywhere <= t.affinity
     ]
 
 

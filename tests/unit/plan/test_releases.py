@@ -11,11 +11,12 @@ import pytest
 from imitated_host import ImitatedHost
 from plan_bases import routers
 from plan_cases import PLANS, read
-from planning_samples import budget
+from planning_samples import budget, nic
 from situations import settle
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import Role, Sched, SchedClass
+from vsrtune.model.guest import Role, Sched, SchedClass, ThreadKey
+from vsrtune.model.host import NicQueue, NicThread
 from vsrtune.model.journal_records import Entry, undo_order
 from vsrtune.model.plan import Plan
 from vsrtune.model.targets import EmulatorPin, Partition, Pin
@@ -429,6 +430,19 @@ def test_a_root_domain_stays_if_the_guest_for_which_it_would_go_is_refused() -> 
     vr2 = f"cpus: {{vcpu: {host.kernel.mask(1021)}, vhost: 7}}\nscheduler: {{vhost: {{{BUDGETS}}}}}"
     plan = host.plan(ask(vr1=vr1, vr2=vr2))
     assert ([r.guest for r in plan.refusals], plan.actions) == (["vr2"], ())
+
+
+def test_a_napi_thread_that_may_run_everywhere_serves_no_interrupts_beside_a_partition() -> None:
+    """Nor does the plan that takes the partition away expect the mask that it leaves."""
+    scene = imitated().scene
+    thread = NicThread(ThreadKey(700, 700, 1), "napi/p0-1", scene.host.online)
+    queues = (NicQueue("rx-0", CpuSet()),)
+    threaded = nic("p0", "0", threaded_napi=True, queues=queues, napi=(thread,))
+    host = ImitatedHost(replace(scene, host=replace(scene.host, nics=(threaded, nic("p1", "0")))))
+    settled(host, ask(vr1=budget_on("1"), vr2="cpus: {vcpu: 2}"))
+    assert host.kernel.mask(700) == "0,2-7"
+    settled(host, ask(vr1="cpus: {irq: 0, vcpu: 1}\nirq: {set: true}", vr2="cpus: {vcpu: 2}"))
+    assert (host.kernel.mask(700), host.kernel.sched_attr(1001)) == ("0", Sched())
 
 
 # -- a slice that is a root domain

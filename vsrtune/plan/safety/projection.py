@@ -17,7 +17,7 @@ from vsrtune.model.cpuset_tree import CpusetGroup
 from vsrtune.model.guest import Guest, Interface, Role, Sched, Thread, ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.plan import Action, Plan
-from vsrtune.model.present import changed
+from vsrtune.model.present import changed, thread_target
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import (
     HOST_REF,
@@ -251,6 +251,11 @@ class Projection:
 
         for number in range(len(self._guests)):
             self._change(number, freed)
+        everywhere = self.host.everywhere
+        for nic in self.host.nics:
+            for thread in nic.napi:
+                if thread.affinity == everywhere - cpus:
+                    self._below(thread_target(thread), everywhere)
         for group in self.host.cpusets:
             if not group.valid and not f"{group.path}/".startswith(f"{path}/"):
                 wide = group.effective | allowed(group.path)
