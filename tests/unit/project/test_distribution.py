@@ -172,7 +172,10 @@ def test_the_template_of_the_daemons_environment_names_each_option_with_its_defa
         str(option.envvar): option for option in daemon.params if isinstance(option, click.Option)
         and option.envvar and option.envvar not in shared
     }  # fmt: skip
-    shown = {name: "0" if option.is_flag else option.default for name, option in options.items()}
+    shown = {
+        name: str(int(bool(option.default))) if option.is_flag else option.default
+        for name, option in options.items()
+    }
     assert dict(lines) == shown
     assert [line for line in (TREE / "debian/vsrtune.default").read_text().splitlines()
             if line and not line.startswith("#")] == []  # fmt: skip
