@@ -284,7 +284,7 @@ def _switch(policies: Sequence[Policy], places: StatePlaces, *, quiet: bool = Fa
 
 def _with_libvirt_guests(uri: str) -> Snapshot | None:
     """A snapshot of this host; None when no libvirt guest runs on it."""
-    if not any(process.args.libvirt for process in ProcessTable().scan(LiveRoot()).qemus):
+    if not any(process.by_libvirt for process in ProcessTable().scan(LiveRoot()).qemus):
         return None
     return observe(None, uri, 0.0)
 

@@ -97,7 +97,7 @@ def guest_names(ctx: click.Context, _param: click.Parameter, begun: str) -> list
             names = [guest.ref for guest in observe(ctx.params["root"], URI, 0).guests]
         else:
             names = [
-                p.args.name if p.args.libvirt else ":".join(p.named[:2])
+                p.args.name if p.by_libvirt else ":".join(p.named[:2])
                 for p in ProcessTable().scan(LiveRoot()).qemus
             ]
     except (VsrtuneError, OSError):

@@ -94,10 +94,10 @@ def init(
 ) -> int:
     """Write a commented starting policy for GUEST, which runs on this host.
 
-    GUEST is a name as `vsrtune show` lists it (qemu:NAME or proxmox:VMID for one that
-    libvirt does not manage) or a UUID. The policy is planned before it is written, beside
-    those that are there already: `vsrtune plan` refuses nothing of it on this host as it
-    is now.
+    GUEST is a name as `vsrtune show` lists it (qemu:NAME, proxmox:VMID or
+    kubevirt:NAMESPACE/NAME for one that libvirt does not manage) or a UUID. The policy
+    is planned before it is written, beside those that are there already: `vsrtune plan`
+    refuses nothing of it on this host as it is now.
 
     \b
     Exit codes: 0 written, 1 no such guest, or the file exists, 2 a policy that is there is

@@ -46,6 +46,13 @@ def vhost(case: Case) -> Iterable[Finding]:
                 f"QEMU's command line of process {guest.pid}: no vhost=on",
             )
         for nic in guest.other_nics:
+            if nic.kind == "pod":
+                yield info(
+                    f"{guest.ref}: {nic.why}",
+                    "name the CPUs of its NICs' interrupts in cpus.irq",
+                    f"/proc/{guest.pid}/cgroup",
+                )
+                continue
             tell = warning if nic.kind == "user" else info
             yield tell(
                 f"{guest.ref}: interface {nic.mac} ({nic.label}): {nic.why}",
@@ -63,7 +70,8 @@ def worker_mapping(case: Case) -> Iterable[Finding]:
             for t in (*guest.by_role(Role.VHOST), *guest.by_role(Role.NAPI))
             if t.confidence in (Confidence.UNCERTAIN, Confidence.NONE)
         ]
-        if unsure:
+        # No trace sees the devices of a pod.
+        if unsure and guest.source != "kubevirt":
             yield info(
                 f"{guest.ref}: it is not certain which interface "
                 f"{', '.join(label(t) for t in unsure)} serve"

@@ -21,6 +21,8 @@ OLDEST = (6, 1)
 _CPUS = "/sys/devices/system/cpu"
 _SCHED = "/proc/sys/kernel"
 _CGROUP = "/sys/fs/cgroup"
+# Sources of guests that need no libvirt on the host.
+_WITHOUT_LIBVIRT = {"qemu", "proxmox", "kubevirt"}
 # The books and the threads may differ by this share of a CPU, because each thread is rounded.
 _ROUNDING = UNIT // 1000
 
@@ -31,7 +33,7 @@ def observation(case: Case) -> Iterable[Finding]:
     for problem in case.snapshot.problems:
         libvirt = problem.reader == "libvirt"
         # A host that runs plain QEMU alone needs no libvirt.
-        tell = info if libvirt and sources and sources <= {"qemu", "proxmox"} else warning
+        tell = info if libvirt and sources and sources <= _WITHOUT_LIBVIRT else warning
         # The problem's own text says what to do about a libvirt that does not answer.
         hint = "see --connect" if libvirt else "run as root"
         yield tell(problem.what, hint, f"reader {problem.reader}")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Processes and threads from /proc."""
+"""Processes and threads from /proc, and what KVM says in debugfs of the threads that are vcpus."""
 
 from __future__ import annotations
 
@@ -32,6 +32,10 @@ DAEMONS = ("irqbalance", "tuned", "stalld", "numad")
 # A comm cannot forge these: it is in the file's first line, and newlines in it are escaped.
 _ALLOWED = "\nCpus_allowed_list:"
 _UIDS = "\nUid:"
+
+# Where KVM has a directory PID-FD for each machine, and in it one for each vcpu.
+KVM = "/sys/kernel/debug/kvm"
+_KVM_VCPU = re.compile(r"vcpu(\d{1,5})", re.ASCII)
 
 _QEMU = re.compile(r"qemu-system-[\w.-]+|qemu-kvm|kvm|qemu")
 _WORKER = re.compile(r"vhost-(\d{1,10})", re.ASCII)
@@ -189,6 +193,21 @@ def read_thread(root: HostRoot, pid: int, tid: int) -> RawThread | None:
         )
     except (FileNotFoundError, ProcessLookupError):
         return None
+
+
+def read_kvm_vcpus(root: HostRoot, pid: int) -> dict[int, int]:
+    """tid to vcpu number of the machine that a process has made (``kvm_create_vm_debugfs``). KVM
+    tells since 6.0 which thread last ran a vcpu, 0 for none (``vcpu_get_pid``). Its own numbers
+    may have gaps (those of x86 are APIC ids), so vcpus are counted in their order. Raises OSError
+    when debugfs cannot be read or the kernel does not tell, ValueError unless the process has made
+    one machine."""
+    machines = [name for name in root.listdir(KVM) if name.startswith(f"{pid}-")]
+    if len(machines) != 1:
+        raise ValueError(f"KVM knows {len(machines)} machines of process {pid}")
+    base = f"{KVM}/{machines[0]}"
+    numbers = sorted(int(m[1]) for n in root.listdir(base) if (m := _KVM_VCPU.fullmatch(n)))
+    tids = [int(root.read_record(f"{base}/vcpu{number}/pid")) for number in numbers]
+    return {tid: index for index, tid in enumerate(tids) if tid}
 
 
 def cpu_ns(root: HostRoot, base: str, stat: Stat) -> int:

@@ -208,6 +208,8 @@ _WITHOUT_TAP = {
     "alone",
     "hostdev": "the guest drives the device itself, without a vhost-net worker; vsrtune tunes the "
     "vcpus alone, and the device's interrupts stay where they are",
+    "pod": "its devices are in its pod's network namespace, where vsrtune does not look; its vhost "
+    "workers are tuned, and which device each serves is not known",
     "user": "QEMU or a process beside it moves its frames in user space, too slowly for a router; "
     "not tuned",
 }
@@ -217,7 +219,8 @@ _WITHOUT_TAP = {
 class OtherNic:
     """A NIC of a libvirt guest that has no network device of this host, or whose ``device`` cannot
     be seen. ``kind`` is the type of the interface in the live XML, where libvirt has resolved its
-    networks; ``backend`` is that of type ``user``, such as ``passt``."""
+    networks; ``backend`` is that of type ``user``, such as ``passt``. Kind ``pod`` stands for all
+    NICs of a guest in a pod."""
 
     kind: str
     backend: str
@@ -254,12 +257,13 @@ class CarriedPin:
 @dataclass(frozen=True)
 class Guest:
     """A running guest. ``source`` is ``libvirt``; ``qemu``, a plain QEMU, which policies name as
-    ``qemu:NAME``; ``proxmox``, a QEMU of Proxmox VE, whose name is its VMID; or ``foreign``, a
-    guest of another libvirt than the one that vsrtune asks, which no policy reaches. ``problems``
-    say what is not known of the guest. ``busy``: libvirt starts, restores, saves or migrates it.
-    ``uid`` is the user that a plain QEMU runs as, 0 for all others. ``unconfirmed``: it seems to
-    be libvirt's, but libvirt does not answer and has not confirmed it before. ``other_nics`` are
-    those without a place among ``interfaces``."""
+    ``qemu:NAME``; ``proxmox``, a QEMU of Proxmox VE, whose name is its VMID; ``kubevirt``, one of
+    KubeVirt, whose name is NAMESPACE/NAME; or ``foreign``, a guest of another libvirt than the one
+    that vsrtune asks, which no policy reaches. ``problems`` say what is not known of the guest.
+    ``busy``: libvirt starts, restores, saves or migrates it. ``uid`` is the user that a plain QEMU
+    runs as, 0 for all others. ``unconfirmed``: it seems to be libvirt's, but libvirt does not
+    answer and has not confirmed it before. ``other_nics`` are those without a place among
+    ``interfaces``."""
 
     # No slots: see Host.
 
@@ -279,7 +283,8 @@ class Guest:
 
     @cached_property
     def ref(self) -> str:
-        """The name that policies use: ``NAME``, ``proxmox:VMID``, or ``qemu:NAME`` with ``@UID``
+        """The name that policies use: ``NAME``, ``proxmox:VMID``, ``kubevirt:NAMESPACE/NAME``, or
+        ``qemu:NAME`` with ``@UID``
         unless it is root's, because any user may choose the name of another's guest. A foreign
         guest is ``foreign:NAME``, because it may have the name of a libvirt guest."""
         if self.source == "libvirt":

@@ -16,7 +16,13 @@ from vsrtune.host.cgroupfs import Cpuset, CpusetReader, libvirt_role
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.libvirt import DomainText
 from vsrtune.host.netdev import NetReader
-from vsrtune.host.procfs import RawThread, read_thread, read_threads, worker_owner
+from vsrtune.host.procfs import (
+    RawThread,
+    read_kvm_vcpus,
+    read_thread,
+    read_threads,
+    worker_owner,
+)
 from vsrtune.model import domain_xml
 from vsrtune.model.guest import (
     CarriedPin,
@@ -163,6 +169,9 @@ class GuestReader:
             descriptors = read_descriptors(self.root, self.net, process.pid)
         except (FileNotFoundError, ProcessLookupError):
             return None
+        if process.machine:
+            # Its devices are the pod's, and may have names of this host's.
+            descriptors = replace(descriptors, taps={})
         main = next((t for t in raw if t.key.tid == process.pid), None)
         if main is None or main.key.start_time != process.start_time:
             return None  # the decision was on another process
@@ -199,8 +208,15 @@ class GuestReader:
             others=descriptors.vhost_other,
             known=self._seen(workers) | known,
         )
-        problems += [problem] if problem else []
+        problems += [problem] if problem and not process.machine else []
         source, name, uuid = process.named
+        others = [
+            OtherNic(n.kind, n.backend, n.mac, n.model, n.device)
+            for n in nics
+            if not n.on_host or n.device not in visible
+        ]
+        if process.machine:
+            others.append(OtherNic("pod", "", "all", ""))
         return Guest(
             name=domain.name if domain is not None else name,
             uuid=domain.uuid if domain is not None else uuid,
@@ -222,13 +238,9 @@ class GuestReader:
             problems=tuple(problems),
             busy=domain is not None and domain.busy,
             carried=carried,
-            uid=process.uid if standing is Standing.PLAIN else 0,
+            uid=process.uid if standing is Standing.PLAIN and not process.machine else 0,
             unconfirmed=standing is Standing.UNKNOWN,
-            other_nics=tuple(
-                OtherNic(n.kind, n.backend, n.mac, n.model, n.device)
-                for n in nics
-                if not n.on_host or n.device not in visible
-            ),
+            other_nics=tuple(others),
         )
 
     def _kernel_workers(self, threads: Sequence[RawThread]) -> list[RawThread]:
@@ -245,6 +257,8 @@ class GuestReader:
     ) -> tuple[Roles, list[str]]:
         tids = frozenset(t.key.tid for t in threads)
         roles = {t.key.tid: _role(t, process.pid, tids, libvirt) for t in threads}
+        if process.machine:
+            return roles, self._by_kvm(process, threads, roles)
         _one_thread_per_vcpu(threads, roles)
         if any(role is Role.VCPU for role, _ in roles.values()):
             return roles, []
@@ -255,6 +269,23 @@ class GuestReader:
         numbers, problem = self.vcpus.find(self.root, process, own, self.judge)
         roles.update((tid, (Role.VCPU, numbers[tid])) for tid in tids if tid in numbers)
         return roles, [problem] if problem else []
+
+    def _by_kvm(
+        self, process: QemuProcess, threads: Sequence[RawThread], roles: Roles
+    ) -> list[str]:
+        """Give the roles of a process in a pod that the kernel knows, and no others. Returns why
+        it knows no vcpu."""
+        proven = (Role.VHOST, Role.EMULATOR)
+        others = [tid for tid, (role, _) in roles.items() if role not in proven]
+        roles.update(dict.fromkeys(others, (Role.WORKER, None)))
+        try:
+            vcpus = read_kvm_vcpus(self.root, process.pid)
+        except (OSError, ValueError) as error:
+            return [f"vcpu threads are not known ({error}): they need debugfs and kernel 6.0"]
+        own = {t.key.tid for t in threads if t.key.pid == process.pid} - {process.pid}
+        found = own & vcpus.keys()
+        roles.update((tid, (Role.VCPU, vcpus[tid])) for tid in found)
+        return [] if found else ["vcpu threads are not known: none of its vcpus has run yet"]
 
     def _interfaces(self, backends: Sequence[Backend]) -> tuple[tuple[Interface, ...], list[Slot]]:
         interfaces = []

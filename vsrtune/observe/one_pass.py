@@ -253,7 +253,7 @@ class ObservationPass:
             if process is None and pid in known.held:
                 vanished[pid] = known.held[pid]
             elif process is not None:
-                if process.args.libvirt or process.standing is not Standing.PLAIN:
+                if process.by_libvirt or process.standing is not Standing.PLAIN:
                     raise NotAlone
                 due[pid] = process, None
         if by_pid and by_pid.keys() != (known.held.keys() - vanished.keys()) | due.keys():

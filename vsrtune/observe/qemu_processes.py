@@ -39,11 +39,18 @@ class QemuProcess(Decision):
 
     @property
     def named(self) -> tuple[str, str, str]:
-        """Source, name and UUID of its guest when no libvirt runs it. The VMID is proven; all else
-        is what the process says."""
+        """Source, name and UUID of its guest when no libvirt of this host runs it. The VMID and
+        KubeVirt's name are proven; all else is what the process says."""
+        if self.machine:
+            return "kubevirt", self.machine, ""
         if self.vmid is not None:
             return "proxmox", str(self.vmid), ""
         return "qemu", self.args.name or self.args.uuid or f"pid-{self.pid}", self.args.uuid
+
+    @property
+    def by_libvirt(self) -> bool:
+        """Whether a libvirt started it and no cgroup tells which guest it is."""
+        return self.args.libvirt and self.vmid is None and not self.machine
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +91,9 @@ class _Entry:
         if self.qemu is None:
             d = decision
             args = parse_args(self.argv)
-            self.qemu = QemuProcess(d.pid, d.start_time, d.uid, d.standing, vmid=d.vmid, args=args)
+            self.qemu = QemuProcess(
+                d.pid, d.start_time, d.uid, d.standing, vmid=d.vmid, machine=d.machine, args=args
+            )
         return self.qemu
 
 
@@ -319,8 +328,7 @@ class Joiner:
             return Standing.LISTED
         if process.standing is Standing.PLAIN:
             # Root, or a user who may have plain guests, runs another libvirt.
-            foreign = process.args.libvirt and process.vmid is None
-            return Standing.FOREIGN if foreign else Standing.PLAIN
+            return Standing.FOREIGN if process.by_libvirt else Standing.PLAIN
         if silent and self._written_down(process):
             return Standing.UNKNOWN
         return Standing.FOREIGN

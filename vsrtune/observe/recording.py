@@ -27,6 +27,7 @@ from vsrtune.core.codec import decode, encode
 from vsrtune.core.errors import ObserveError, VsrtuneError
 from vsrtune.host.cpus import BOOKS, book_lines
 from vsrtune.host.filesystem import FileStat, HostRoot, LiveRoot
+from vsrtune.host.kubevirt import essential as essential_config
 from vsrtune.host.libvirt import DEFAULT_URI, LibvirtSource
 from vsrtune.host.procfs import DAEMONS, napi_device, parse_stat
 from vsrtune.host.qemu_cmdline import essential
@@ -283,6 +284,8 @@ def prune(answers: Answers) -> None:
             if PurePosixPath(argv[0]).name not in DAEMONS:
                 argv = essential(argv)
             answers.texts[path] = "".join(f"{argument}\0" for argument in argv)
+        elif path.endswith("/config.json"):
+            answers.texts[path] = essential_config(text)
     threads = {match[1] for path in answers.texts if (match := _TASK.match(path)) is not None}
     answers.sched = {tid: sched for tid, sched in answers.sched.items() if tid in threads}
     _prune_interrupts(answers)

@@ -12,7 +12,8 @@ properties that it cannot choose:
   root by running it, or an earlier pass of this daemon, which read it before the upgrade. A
   libvirt in a container has its QEMU there, at a path that this host may not have; that file must
   be root's too,
-- its cgroup: nobody but root makes the cgroups of libvirt's domains and Proxmox VE's guests.
+- its cgroup: nobody but root makes the cgroups of libvirt's domains, Proxmox VE's guests and the
+  kubelet's containers.
 
 A process in libvirt's cgroups becomes a guest that policies reach only when libvirt lists the
 domain and something that only root can write names the process: the domain's pid file or, where
@@ -21,6 +22,10 @@ the domain's id. While libvirt does not answer, nothing new is confirmed.
 
 A QEMU of root in the scope that Proxmox VE has systemd make for a guest, named by its VMID, is that
 guest.
+
+A QEMU in a container of the kubelet's is a guest of KubeVirt if the container runtime's file about
+that container, which only root can change, says so (host/kubevirt.py). Its user and the path of its
+executable are the container's, and do not count; the executable must be root's.
 """
 
 from __future__ import annotations
@@ -34,6 +39,7 @@ from enum import Enum
 from vsrtune.core.errors import ObserveError
 from vsrtune.host.cgroupfs import MOUNT, libvirt_role
 from vsrtune.host.filesystem import FileStat, HostRoot
+from vsrtune.host.kubevirt import container_of, machine_in
 from vsrtune.host.procfs import parse_status_uids
 
 # Where the system's libvirt writes the pid of a domain's QEMU (virPidFileBuildPath).
@@ -75,7 +81,8 @@ class Standing(Enum):
 @dataclass(frozen=True, slots=True)
 class Decision:
     """The decision on one process. ``uid`` is its real user; ``why`` says why it is not believed,
-    "" unless it is a stranger; ``vmid`` is the guest of Proxmox VE in whose scope it runs."""
+    "" unless it is a stranger; ``vmid`` is the guest of Proxmox VE in whose scope it runs,
+    ``machine`` the guest of KubeVirt in whose pod it runs (NAMESPACE/NAME)."""
 
     pid: int
     start_time: int
@@ -83,6 +90,7 @@ class Decision:
     standing: Standing
     why: str = ""
     vmid: int | None = None
+    machine: str = ""
 
     @property
     def believed(self) -> bool:
@@ -112,20 +120,41 @@ class Judge:
         /proc that cannot be read."""
         uids = parse_status_uids(self._root.read_record(f"/proc/{pid}/task/{pid}/status"))
         cgroup = self._root.read_record(f"/proc/{pid}/task/{pid}/cgroup")
-        libvirts = self.in_libvirts_cgroup(cgroup)
+        machine, why = self._machine(cgroup)
+        libvirts = not machine and self.in_libvirts_cgroup(cgroup)
         scopes = (_PROXMOX.fullmatch(path) for path in self._roots_cgroups(cgroup))
         vmid = next((int(m[1]) for m in scopes if m is not None), None)
-        why = ""
-        if vmid is not None and uids != (0, 0, 0):
+        if machine:
+            # In the container's image, at a path that this host need not have.
+            why = _not_roots(exe, self._root.stat(f"/proc/{pid}/exe"))
+        elif why:
+            pass
+        elif vmid is not None and uids != (0, 0, 0):
             users = ", ".join(map(str, sorted(set(uids))))
             why = f"it runs in the scope of Proxmox VE's guest {vmid}, and is user {users}'s"
         elif not libvirts:
             why = self._wrong_user(uids)
-        if not why:
+        if not why and not machine:
             vouched = libvirts or uids == (0, 0, 0) or (pid, start_time) in self._earlier
             why = self._wrong_file(pid, exe, vouched, libvirts)
         standing = Standing.UNKNOWN if libvirts else Standing.PLAIN
-        return Decision(pid, start_time, uids[0], Standing.STRANGER if why else standing, why, vmid)
+        standing = Standing.STRANGER if why else standing
+        return Decision(pid, start_time, uids[0], standing, why, vmid, machine)
+
+    def _machine(self, cgroup: str) -> tuple[str, str]:
+        """The guest of KubeVirt in whose container a process runs that has this /proc/TID/cgroup
+        ("": in none), and why that is not known."""
+        found = (container_of(path) for path in self._roots_cgroups(cgroup))
+        container = next((c for c in found if c is not None), None)
+        if container is None:
+            return "", ""
+        problem = self.path_problem(container.config)
+        if not problem:
+            try:
+                return machine_in(container, self._root.read(container.config)), ""
+            except (OSError, ValueError) as error:
+                problem = f"{container.config}: {error}"
+        return "", f"it runs in a pod whose container is not known: {problem}"
 
     def monitor(self, vmid: int) -> str:
         """The QMP socket of a guest of Proxmox VE. Raises ObserveError when it is not root's."""

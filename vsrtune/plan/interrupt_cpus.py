@@ -67,7 +67,8 @@ def interrupt_cpus(host: Host, guest: Guest, policy: Policy | None = None) -> Ir
             cpus |= found
             notes.append(f"{guest.ref}: interrupt CPUs {found} from {device}: {rule}")
     if not notes:
-        notes.append(f"{guest.ref}: no lower device, so no interrupt CPUs")
+        why = "its devices are its pod's" if guest.source == "kubevirt" else "no lower device"
+        notes.append(f"{guest.ref}: {why}, so no interrupt CPUs")
     return IrqChoice(cpus, tuple(notes), frozenset(listed))
 
 

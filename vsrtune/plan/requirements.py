@@ -46,11 +46,13 @@ from vsrtune.plan.safety.projection import allowed_cpus
 from vsrtune.policy.guest_budget import unfit
 from vsrtune.policy.model import (
     AUTO,
+    IRQ_KEYS,
     Auto,
     Policy,
     by_hand,
     cpu_lists,
     cpus_for,
+    irq_lists,
     rule_for,
     sched_keys,
 )
@@ -58,6 +60,7 @@ from vsrtune.policy.yaml_reader import KeyPath, dotted
 
 EMULATOR_CGROUP = "emulator"
 _WITHOUT_VHOST = "no vhost-net: a thread of QEMU moves its frames, on the emulator's CPUs"
+_WIDEN = "widen the cgroup above the guest"
 # By interface and queue, None for all of its queues: the policy's key and the CPUs.
 _Named = Mapping[tuple[str, int | None], tuple[str, CpuSet]]
 
@@ -449,7 +452,7 @@ def _request(
         out.refuse(
             keys,
             f"the cgroup of {label(thread)} allows CPUs {allowed or 'none'} only",
-            "choose among them, or widen the cgroup above the guest",
+            _ways(out.guest, "choose among them", _WIDEN),
         )
     usable = allowed if thread.role not in DATA_PLANE else allowed - context.irq
     if cpus is None and usable and not usable & pool:
@@ -465,12 +468,19 @@ def _request(
             keys,
             f"no CPU is left for {label(thread)}: its cgroup allows {allowed or 'none'}, "
             f"interrupts are served on {context.irq}{others}",
-            "widen the cgroup above the guest, or move the interrupts",
+            _ways(out.guest, _WIDEN, "move the interrupts"),
         )
         return None
     return PinRequest(
         thread, target, cpus, keys, usable & pool if cpus is None else allowed, number
     )
+
+
+def _ways(guest: Guest, *ways: str) -> str:
+    """What to do where the CPUs of a cgroup do not suffice. A pod's are the kubelet's to give."""
+    if guest.source == "kubevirt":
+        return ", or ".join(w for w in ways if w != _WIDEN) + "; the kubelet gives a pod its CPUs"
+    return ", or ".join(ways)
 
 
 def _housekeepers(context: Context, out: Requirements) -> None:
@@ -540,7 +550,15 @@ def _too_few_cpus(requirements: Requirements, pins: Sequence[PinRequest], cpus: 
 
 def _check_realtime(context: Context, out: Requirements) -> None:
     """A realtime thread on an interrupt CPU starves the SoftIRQ that feeds it; a
-    policy that leaves its threads where they are must not make them realtime there."""
+    policy that leaves its threads where they are must not make them realtime there. Nor must one
+    that does not say where the interrupts of a pod's NICs are served, which vsrtune cannot see."""
+    if out.guest.source == "kubevirt" and out.policy.realtime and not irq_lists(out.policy):
+        out.refuse(
+            IRQ_KEYS,
+            "which CPUs serve the interrupts of its pod's NICs is not known, and a realtime thread "
+            "there would starve packet reception",
+            "name them, such as cpus: {irq: 0} (/proc/interrupts), or write class: batch",
+        )
     for role in DATA_PLANE:
         rule = rule_for(out.policy, role)
         choice = cpus_for(out.policy, role)

@@ -16,7 +16,7 @@ from vsrtune.model.plan import Refusal, Skipped
 from vsrtune.model.stepdown import NO_STEPS, UNTIL, StepLevel, Steps
 from vsrtune.policy.guest_budget import divided
 from vsrtune.policy.lowering import lowered
-from vsrtune.policy.model import PROXMOX, WITHOUT_LIBVIRT, Policy
+from vsrtune.policy.model import KUBEVIRT, PROXMOX, WITHOUT_LIBVIRT, Policy
 from vsrtune.policy.parser import literal
 
 # A pin would wait 30 s for libvirt's job, and everything else for the pin (virDomainObjBeginJob).
@@ -67,9 +67,9 @@ def match(policy: Policy, guest: Guest) -> Match:
     """How a policy names ``guest``.
 
     ``qemu:`` patterns name plain QEMU processes of the policy's user only, ``proxmox:`` patterns
-    those of Proxmox VE, all others libvirt guests only, so that ``*`` does not reach beyond
-    libvirt. A UUID is an exact name. No pattern names a guest of another libvirt, because its CPUs
-    are for that libvirt to assign.
+    those of Proxmox VE, ``kubevirt:`` patterns those of KubeVirt, all others libvirt guests only,
+    so that ``*`` does not reach beyond libvirt. A UUID is an exact name. No pattern names a guest
+    of another libvirt, because its CPUs are for that libvirt to assign.
     """
     if guest.source == "foreign":
         return Match.NONE
@@ -172,6 +172,8 @@ def no_guest(policy: Policy) -> str:
 def _whose(policy: Policy) -> str:
     if policy.guest.startswith(PROXMOX):
         return f": no QEMU of root runs in such a scope, {SCOPE}{_LISTED}"
+    if policy.guest.startswith(KUBEVIRT):
+        return f": no QEMU runs in such a pod's container compute{_LISTED}"
     if not policy.guest.startswith(WITHOUT_LIBVIRT):
         return ""
     user = "root" if policy.user is None else policy.user
@@ -185,6 +187,9 @@ def _twins(guests: Sequence[Guest], policy: Policy) -> Refusal:
     if guests[0].source == "proxmox":
         what = f"{len(guests)} processes run in {SCOPE.replace('VMID', guests[0].name)}"
         hint = "end the one that Proxmox VE did not start (qm list)"
+    elif guests[0].source == "kubevirt":
+        what = f"{len(guests)} processes run in pods of this machine"
+        hint = "wait until the older pod has ended (kubectl get pods)"
     return Refusal(
         guests[0].ref,
         policy.at("guest"),

@@ -31,9 +31,10 @@ IRQ_KEYS: KeyPath = ("cpus", "irq")
 # The kernel's own default; longer turns starve more.
 MAX_SLICE_MS = 100
 
-# How the names of guests begin that no libvirt runs.
+# How the names of guests begin that no libvirt of this host runs.
 PROXMOX = "proxmox:"
-WITHOUT_LIBVIRT = ("qemu:", PROXMOX)
+KUBEVIRT = "kubevirt:"
+WITHOUT_LIBVIRT = ("qemu:", PROXMOX, KUBEVIRT)
 
 CpuChoice = CpuSet | Auto
 VcpuMap = tuple[tuple[int, CpuSet], ...]

@@ -27,6 +27,7 @@ from vsrtune.model.targets import DEVICE_SETTINGS
 from vsrtune.policy.model import (
     AUTO,
     IRQ_KEYS,
+    KUBEVIRT,
     MAX_SLICE_MS,
     PROXMOX,
     WITHOUT_LIBVIRT,
@@ -51,6 +52,8 @@ _LITERAL = re.compile(r"(\[[*?[]\]|[^*?[])*")
 _BRACKETS = re.compile(r"\[(!.|[^!])[^]]*\]", re.DOTALL)
 # A VMID, or a glob of them.
 _VMID = re.compile(r"[-0-9*?!\[\]]+", re.ASCII)
+# NAMESPACE/NAME, or a glob of both.
+_MACHINE = re.compile(r"[-0-9a-z*?!\[\]]+/[-.0-9a-z*?!\[\]]+", re.ASCII)
 _BUDGET = "write {class: deadline, runtime: 8ms, period: 10ms}"
 
 
@@ -158,6 +161,8 @@ class _Reader:
             profile=self.get(data, "profile") or DEFAULT_PROFILE,
             lines=self.lines,
         )
+        if policy.guest.startswith(KUBEVIRT):
+            self.in_pod(data, policy)
         self.irq_places(policy)
         self.irq_overlap(policy)
         return policy
@@ -183,6 +188,9 @@ class _Reader:
         if text.startswith(PROXMOX) and not _VMID.fullmatch(text, len(PROXMOX)):
             hint = f"write {PROXMOX}101 (`qm list` has the numbers) or {PROXMOX}*"
             self.fail(("guest",), f"{text[len(PROXMOX) :]!r} is not the VMID of a guest", hint)
+        if text.startswith(KUBEVIRT) and not _MACHINE.fullmatch(text, len(KUBEVIRT)):
+            what = f"{text[len(KUBEVIRT) :]!r} is not the namespace and name of a virtual machine"
+            self.fail(("guest",), what, f"write {KUBEVIRT}NAMESPACE/NAME (`kubectl get vmi -A`)")
         if _unclosed(text):
             self.fail(("guest",), "a [ has no closing ]", "write [[] for the character [ itself")
         return str(text)
@@ -192,7 +200,7 @@ class _Reader:
         if user is not None and not str(self.get(data, "guest") or "").startswith("qemu:"):
             self.fail(
                 ("user",),
-                "libvirt itself, or Proxmox VE, says which process is its guest",
+                "libvirt, Proxmox VE or KubeVirt itself says which process is its guest",
                 "remove it, or name a plain QEMU: guest: qemu:NAME",
             )
         return user if user is None or isinstance(user, int) else str(user)
@@ -208,6 +216,21 @@ class _Reader:
                 "remove it, and start QEMU on the device it shall have",
             )
         return Attachment(name)
+
+    def in_pod(self, data: Any, policy: Policy) -> None:
+        """Errors for what a guest in a pod cannot have."""
+        keys = [("cpus", "napi"), ("scheduler", "napi"), ("irq", "set")]
+        keys += [(section, key) for section, key in (r.key.split(".") for r in DEVICE_SETTINGS)]
+        mapped = [("cpus", "vhost")] if isinstance(policy.vhost, tuple) else []
+        for here in (k for k in (*keys, *mapped) if self.get(data, *k) is not None):
+            what = "its devices are in its pod's network namespace, where vsrtune does not look"
+            self.fail(here, what, "write a CPU list or auto" if here in mapped else "remove it")
+        rules = {"vcpu": policy.vcpu_sched, "vhost": policy.vhost_sched}
+        if policy.budget is not None:
+            rules = {"budget": policy.budget}
+        for role in (role for role, rule in rules.items() if rule is not None and rule.deadline):
+            what = "class deadline needs a partition of CPUs, and the kubelet gives these out"
+            self.fail(("scheduler", role), what, "write class: rr or batch")
 
     def drift(self, data: Any) -> dict[str, DriftRule]:
         value = self.get(data, "drift")

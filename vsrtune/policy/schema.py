@@ -231,7 +231,7 @@ SCHEMA: dict[str, Any] = {
         | {
             "description": "libvirt name, UUID, or glob of names (*, ?, [abc]); a literal *, ? or "
             "[ is written [*], [?], [[]. qemu:NAME means plain QEMU processes, "
-            "proxmox:VMID guests of Proxmox VE.",
+            "proxmox:VMID guests of Proxmox VE, kubevirt:NAMESPACE/NAME those of KubeVirt.",
         },
         "user": {
             "description": "The user, by name or number, that runs the plain QEMU of guest: "

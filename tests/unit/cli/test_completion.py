@@ -62,9 +62,11 @@ def test_of_this_host_guests_and_policy_files_can_be_tried() -> None:
     assert "no-such-guest" not in completed("attach", "no-such-guest")
 
 
-def guest(name: str, *, libvirt: bool = True, vmid: int | None = None) -> QemuProcess:
+def guest(
+    name: str, *, libvirt: bool = True, vmid: int | None = None, machine: str = ""
+) -> QemuProcess:
     args = QemuArgs(name, "", libvirt, guest=True, qmp=(), netdevs=())
-    return QemuProcess(1, 1, 0, Standing.PLAIN, vmid=vmid, args=args)
+    return QemuProcess(1, 1, 0, Standing.PLAIN, vmid=vmid, machine=machine, args=args)
 
 
 @pytest.mark.parametrize(
@@ -77,8 +79,10 @@ def test_every_word_that_names_a_guest_is_completed_and_none_that_a_shell_would_
 ) -> None:
     monkeypatch.delenv("VSRTUNE_ROOT")
     names = ("vr1", "r-2.b", "$(reboot)", "`x`", "a b", "a\nplain,b", "~", "*", "")
-    others = (guest("fw", libvirt=False), guest("x", libvirt=False, vmid=101))
+    others = (
+        guest("fw", libvirt=False), guest("x", libvirt=False, vmid=101), guest("y", machine="a/b")
+    )  # fmt: skip
     found = Processes((*map(guest, names), *others), {}, ())
     monkeypatch.setattr(ProcessTable, "scan", lambda *_: found)
     plain = [word for word in completed(*words.split(), "") if word != "file"]
-    assert plain == ["proxmox:101", "qemu:fw", "r-2.b", "vr1"]
+    assert plain == ["kubevirt:a/b", "proxmox:101", "qemu:fw", "r-2.b", "vr1"]

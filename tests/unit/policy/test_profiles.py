@@ -139,7 +139,7 @@ def test_the_plan_of_other_hosts_is_that_of_the_measured_policy(file: Path) -> N
 
 
 def same_plans(seen: Snapshot) -> None:
-    for guests in ('"*"', '"qemu:*"', '"proxmox:*"'):
+    for guests in ('"*"', '"qemu:*"', '"proxmox:*"', '"kubevirt:*/*"'):
         short, full = (
             plan(seen, [parse(f"guest: {guests}\n{text}", "p")]) for text in ("", MEASURED)
         )

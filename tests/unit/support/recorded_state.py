@@ -49,7 +49,8 @@ def passes(
         first, *others = host.snapshot.guests
         host.snapshot = replace(host.snapshot, guests=(replace(first, name=rename), *others))
     source = source.replace(*CROWDED.get(name, ("", "")))
-    plain = "proxmox:*" if "proxmox" in name else "qemu:*"
+    kinds = [kind for kind in ("proxmox", "kubevirt") if kind in name]
+    plain = f"{kinds[0] if kinds else 'qemu'}:*"
     policies = tuple(
         parse(source.format(guest=guest), f"/etc/vsrtune/policies/{file}.yaml")
         for file, guest in (("routers", "*"), ("plain", plain))

@@ -29,7 +29,7 @@ from vsrtune.plan.actions import pin_values
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.plan.requirements import main_thread, pin_target
 from vsrtune.policy.matching import Match, match
-from vsrtune.policy.model import Policy
+from vsrtune.policy.model import WITHOUT_LIBVIRT, Policy
 
 # A thread may end, or a worker wake up, between the observation and the write.
 _TRIES = 3
@@ -141,7 +141,7 @@ class Tuner:
         """Whether something waits in a router under test; others get no traffic."""
         refs = {action.target.guest for action, _ in result.pending}
         refs |= {skipped.guest for skipped in plan.skipped if skipped.pending}
-        names = {r: r.removeprefix("qemu:").removeprefix("proxmox:") for r in refs}
+        names = {r: r.partition(":")[2] if r.startswith(WITHOUT_LIBVIRT) else r for r in refs}
         return HOST_REF in refs or any(self._names(names[r], r) for r in refs)
 
 
