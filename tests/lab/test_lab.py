@@ -78,8 +78,8 @@ FRAMES = ("test_kmod_frames.py", "test_kmod_trust.py", "test_kmod_guest.py")
 # The second takes CPUs from everything else, and wants one guest and few others.
 # The third puts them into bridges.
 BENCHED = (
-    "test_bench_configure.py", "test_deadline.py", "test_proxmox.py", "test_bottleneck.py", *FRAMES,
-    "test_napi.py",
+    "test_bench_configure.py", "test_deadline.py", "test_proxmox.py", "test_kubevirt.py",
+    "test_bottleneck.py", *FRAMES, "test_napi.py",
 )  # fmt: skip
 ALONE = (*BENCHED, *KMOD, *ATTACH)
 WITH_ATTACH = (*BENCHED, *ATTACH)

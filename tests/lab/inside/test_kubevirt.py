@@ -1,0 +1,314 @@
+"""A router as KubeVirt's virt-launcher runs it, without Kubernetes: a QEMU of user 107 in the cgroup
+that kubelet and containerd would make, in network, mount and pid namespaces of its own. The test
+plays kubelet, containerd and virt-launcher: it makes the cgroup, the runtime's file and the taps."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import hoststate
+import labhelp
+import pytest
+from labhelp import LabGuest
+from test_proxmox import of_the_router, shown, tids
+
+USER = 107
+POD = "0f6c2d1e-7a3b-4c5d-8e9f-0123456789ab"
+TREE = Path("/sys/fs/cgroup/kubepods.slice")
+SLICE = f"kubepods-burstable-pod{POD.replace('-', '_')}.slice"
+STATE = Path("/run/containerd/io.containerd.runtime.v2.task/k8s.io")
+CRIO = Path("/run/containers/storage/overlay-containers")
+ROUTER, OTHER = "5a" * 32, "c3" * 32
+REF = "kubevirt:routers/edge"
+# Of the lab's three CPUs.
+CPUS = "1-2"
+PLACE = Path("/run/lab/pod")
+DROP_IN = Path("/run/systemd/system/vsrtune.service.d/kubepods.conf")
+POLICY = f"""\
+guest: "{REF}"
+profile: none
+cpus: {{irq: "0", vcpu: auto, vhost: auto}}
+scheduler:
+  vcpu: {{class: rr, priority: {labhelp.PRIORITY}}}
+  vhost: {{class: rr, priority: {labhelp.PRIORITY}}}
+"""
+# The executable has a path of the container's image, which the host has not.
+LAUNCH = f"""
+mount -t tmpfs -o mode=755 image /usr/libexec
+install -m 755 /usr/bin/qemu-system-x86_64 /usr/libexec
+exec setpriv --reuid {USER} --regid {USER} --clear-groups --no-new-privs --bounding-set=-all \\
+	/usr/libexec/qemu-system-x86_64 "$@"
+"""
+IDLE = ("-machine", "accel=kvm", "-S", "-nodefaults", "-display", "none", "-m", "16")
+
+
+def config(scope: str, namespace: str = "routers", pod: str = "virt-launcher-edge-x7k2p") -> str:
+    """The part of containerd's file that a runtime of OCI and vsrtune read."""
+    prefix = "io.kubernetes.cri."
+    annotations = {
+        f"{prefix}container-type": "container",
+        f"{prefix}container-name": "compute",
+        f"{prefix}sandbox-namespace": namespace,
+        f"{prefix}sandbox-name": pod,
+        f"{prefix}sandbox-uid": POD,
+    }
+    linux = {"cgroupsPath": f"{SLICE}:cri-containerd:{scope}"}
+    return json.dumps({"ociVersion": "1.1.0", "annotations": annotations, "linux": linux})
+
+
+def run(container: str, *words: str, scope: str = "cri-containerd") -> subprocess.Popen[bytes]:
+    """Start a QEMU in a container's cgroup and the pod's namespaces."""
+    return subprocess.Popen(
+        [
+            "systemd-run", "--quiet", "--scope", f"--slice={SLICE}",
+            f"--unit={scope}-{container}", "-p", f"AllowedCPUs={CPUS}",
+            "ip", "netns", "exec", "pod", "unshare", "--mount", "--pid", "--fork",
+            "sh", "-ec", LAUNCH, "sh", *words,
+        ]
+    )  # fmt: skip
+
+
+def of_the_pod(guest: LabGuest) -> list[str]:
+    """The arguments that make it this router, in the foreground and without names of threads."""
+    words = [word for word in of_the_router(guest) if word != "-daemonize"]
+    words[words.index("-name") + 1] = guest.name
+    words[words.index("-serial") + 1] = f"file:{PLACE}/console"
+    tap = r"ifname=tap\d+i(\d),script=[^,]*"
+    return [re.sub(tap, r"ifname=tap\1,script=no", word) for word in words]
+
+
+def end(container: str, scope: str = "cri-containerd") -> None:
+    labhelp.sh("systemctl", "kill", "-s", "KILL", f"{scope}-{container}.scope", check=False)
+
+
+@pytest.fixture(scope="module")
+def router(guests: list[LabGuest]) -> Iterator[LabGuest]:
+    """The lab's only router, which no libvirt runs now."""
+    if len(guests) != 1 or guests[0].kind != "libvirt":
+        pytest.skip("other routers keep their macvtaps on the lower devices")
+    (guest,) = guests
+    labhelp.stop_guest(guest)
+    PLACE.mkdir(exist_ok=True)
+    labhelp.sh("chown", str(USER), str(PLACE))
+    labhelp.sh("chmod", "666", "/dev/kvm", "/dev/vhost-net")
+    (STATE / ROUTER).mkdir(parents=True)
+    (STATE / ROUTER / "config.json").write_text(config(ROUTER))
+    inside = ("ip", "-n", "pod")
+    # A device of the host's that has the name of one of the pod's.
+    labhelp.sh("ip", "link", "add", "tap0", "type", "dummy")
+    labhelp.sh("ip", "netns", "add", "pod")
+    bridge = ("up", "type", "bridge", "forward_delay", "0")
+    try:
+        for nic in (0, 1):
+            labhelp.sh("ip", "link", "add", f"cni{nic}", *bridge)
+            labhelp.sh("ip", "link", "set", f"p{nic}", "master", f"cni{nic}")
+            labhelp.sh(
+                "ip", "link", "add", f"veth{nic}", "up", "master", f"cni{nic}", "type", "veth",
+                "peer", "name", f"eth{nic}", "netns", "pod",
+            )  # fmt: skip
+            labhelp.sh(*inside, "link", "add", f"k6t-eth{nic}", *bridge)
+            labhelp.sh(*inside, "tuntap", "add", f"tap{nic}", "mode", "tap", "user", str(USER))
+            for port in (f"eth{nic}", f"tap{nic}"):
+                labhelp.sh(*inside, "link", "set", port, "up", "master", f"k6t-eth{nic}")
+        run(ROUTER, *of_the_pod(guest), "-qmp", f"unix:{PLACE}/qmp,server=on,wait=off")
+        labhelp.sh("lab-wait-forward", guest.name)
+        yield guest
+    finally:
+        end(ROUTER)
+        labhelp.wait_for(lambda: not guest.runs, "the router is gone")
+        for device in ("tap0", "veth0", "veth1", "cni0", "cni1"):
+            labhelp.sh("ip", "link", "del", device, check=False)
+        labhelp.sh("ip", "netns", "del", "pod")
+        labhelp.start_guest(guest)
+
+
+@pytest.fixture
+def read_only() -> Iterator[None]:
+    """A daemon for which everything below kubepods is read-only."""
+    DROP_IN.parent.mkdir(parents=True, exist_ok=True)
+    DROP_IN.write_text(f"[Service]\nReadOnlyPaths={TREE}\n")
+    labhelp.sh("systemctl", "daemon-reload")
+    yield
+    DROP_IN.unlink()
+    labhelp.sh("systemctl", "daemon-reload")
+
+
+def write_policy(text: str = POLICY) -> None:
+    labhelp.POLICIES.mkdir(parents=True, exist_ok=True)
+    (labhelp.POLICIES / "kubevirt.yaml").write_text(text)
+
+
+def vcpus(guest: LabGuest) -> list[int]:
+    """As QEMU itself says, which counts threads as its pid namespace does."""
+    answer = labhelp.qmp(str(PLACE / "qmp"), "query-cpus-fast")
+    inner = {cpu["thread-id"] for cpu in answer["return"]}
+    every = [int(t.name) for t in Path(f"/proc/{guest.pid}/task").iterdir()]
+    return [t for t in every if int(hoststate.status_field(t, "NSpid").split()[-1]) in inner]
+
+
+def tree() -> dict[str, str]:
+    """Every list of CPUs and of processes below kubepods."""
+    names = (
+        "cgroup.procs",
+        "cgroup.type",
+        "cgroup.subtree_control",
+        "cpuset.cpus",
+        "cpuset.cpus.*",
+    )
+    files = sorted(file for name in names for file in TREE.rglob(name))
+    return {str(file): file.read_text() for file in files} | {
+        str(path): "" for path in TREE.rglob("*") if path.is_dir()
+    }
+
+
+def refusals(policy: str) -> list[dict[str, str]]:
+    write_policy(policy)
+    made = json.loads(labhelp.vsrtune("plan", "--json", check=False).stdout)
+    found: list[dict[str, str]] = made["refusals"]
+    return found
+
+
+def test_found_planned_tuned_under_traffic_and_undone(
+    router: LabGuest, restored: None, irq_cpus: set[int], read_only: None
+) -> None:
+    write_policy()
+    before = tree()
+    (ref, found), *others = shown().items()
+    assert (ref, found["pid"], found["problems"], others) == (REF, router.pid, [], [])
+    assert found["interfaces"] == []
+    assert [nic["kind"] for nic in found["other_nics"]] == ["pod"]
+    # No name of a thread tells.
+    assert tids(found, "vcpu") == vcpus(router)
+    assert sorted(tids(found, "vhost")) == router.workers()
+    assert len(router.workers()) == 2
+    assert "network namespace" in labhelp.vsrtune("show").stdout
+    threads = [*vcpus(router), *router.workers()]
+    planned = json.loads(labhelp.vsrtune("plan", "--json").stdout)
+    assert planned["refusals"] == []
+    assert {action["target"]["kind"] for action in planned["actions"]} == {
+        "thread-affinity",
+        "thread-sched",
+    }
+
+    labhelp.start()
+    for tid in threads:
+        assert len(labhelp.mask(tid)) == 1
+        assert labhelp.mask(tid) <= labhelp.cpu_list(CPUS)
+        assert hoststate.sched(tid).startswith(labhelp.realtime_start())
+    ran = {tid: labhelp.run_ns(tid) for tid in threads}
+    traffic = ("--rate", "2000", "--seconds", "1", "--flows", "8")
+    done = labhelp.sh("lab-traffic", "--guest", router.name, *traffic)
+    assert json.loads(done.stdout)["forwarded"] > 0
+    for tid, was in ran.items():
+        assert labhelp.run_ns(tid) > was
+        assert hoststate.last_cpu(tid) not in irq_cpus
+    assert "\nno drift" in f"\n{labhelp.vsrtune('verify').stdout}"
+    assert tree() == before
+    labhelp.stop()
+    assert tree() == before
+    for tid in threads:
+        assert labhelp.mask(tid) == labhelp.cpu_list(CPUS)
+        assert hoststate.sched(tid).startswith("policy=0 flags=0 nice=0 priority=0 ")
+
+
+@labhelp.one_release("a plan, whatever the kernel", "trixie")
+def test_the_pods_own_cpus_and_no_others(
+    router: LabGuest, restored: None, irq_cpus: set[int]
+) -> None:
+    outside = POLICY.replace('irq: "0", vcpu: auto', 'irq: "2", vcpu: 0')
+    (refusal,) = refusals(outside)
+    assert "the cgroup of vcpu 0 allows CPUs 1-2 only" in refusal["reason"]
+    assert "the kubelet gives a pod its CPUs" in refusal["hint"]
+    (refusal,) = refusals(POLICY.replace('irq: "0", ', ""))
+    assert "interrupts of its pod's NICs is not known" in refusal["reason"]
+    # The kubelet changes them, and the daemon follows.
+    write_policy()
+    labhelp.start()
+    scope = f"cri-containerd-{ROUTER}.scope"
+    try:
+        labhelp.sh("systemctl", "set-property", "--runtime", scope, "AllowedCPUs=0-2")
+        done = labhelp.last_pass()
+        labhelp.wait_for(lambda: labhelp.last_pass() > done, "one more pass")
+        for tid in (*vcpus(router), *router.workers()):
+            assert len(labhelp.mask(tid)) == 1
+            assert labhelp.mask(tid) <= labhelp.cpu_list(CPUS)
+    finally:
+        labhelp.stop()
+        labhelp.sh("systemctl", "set-property", "--runtime", scope, f"AllowedCPUs={CPUS}")
+    for tid in (*vcpus(router), *router.workers()):
+        assert labhelp.mask(tid) == labhelp.cpu_list(CPUS)
+
+
+@labhelp.one_release("who is believed, whatever the kernel", "trixie")
+def test_pretenders_beside_it(router: LabGuest, restored: None) -> None:
+    file = STATE / OTHER / "config.json"
+    file.parent.mkdir(parents=True)
+
+    def why() -> str:
+        (stranger,) = labhelp.show()["strangers"]
+        assert list(shown()) == [REF]
+        told: str = stranger["why"]
+        return told
+
+    try:
+        file.write_text(config(OTHER, "tenant"))
+        run(OTHER, *IDLE, "-name", "edge")
+        labhelp.wait_for(lambda: len(hoststate.qemus()) == 2, "the other runs")
+        found = shown()["kubevirt:tenant/edge"]
+        assert found["problems"] == ["vcpu threads are not known: none of its vcpus has run yet"]
+        # Another container's file, one that others wrote, a damaged one, none.
+        file.write_text(config(ROUTER))
+        assert f"it is of the cgroup '{SLICE}:cri-containerd:{ROUTER}'" in why()
+        file.write_text(config(OTHER, pod="virt-launcher-../edge-x7k2p"))
+        assert "does not tell its machine's name" in why()
+        file.write_text("{")
+        assert f"{file}: " in why()
+        file.write_text(config(OTHER))
+        file.chmod(0o666)
+        assert f"others than root may write {file}" in why()
+        file.chmod(0o644)
+        labhelp.sh("chown", "nobody", str(STATE / OTHER))
+        assert f"{STATE / OTHER} belongs to user " in why()
+        labhelp.sh("chown", "root", str(STATE / OTHER))
+        file.unlink()
+        assert f"{file}: there is no such file on this host" in why()
+        # A cgroup that is not root's, whatever its name.
+        file.write_text(config(OTHER))
+        scope = next(TREE.rglob(f"cri-containerd-{OTHER}.scope"))
+        labhelp.sh("chown", "nobody", str(scope))
+        assert f"it is user {USER}'s, and no policy" in why()
+        labhelp.sh("chown", "root", str(scope))
+        # Two of one name, which the tenant of that namespace can bring about.
+        (refusal,) = refusals(POLICY)
+        assert refusal["guest"] == REF
+        assert "2 processes run in pods of this machine" in refusal["reason"]
+    finally:
+        end(OTHER)
+        labhelp.wait_for(lambda: len(hoststate.qemus()) == 1, "the other is gone")
+        file.unlink(missing_ok=True)
+    assert refusals(POLICY) == []
+
+
+@labhelp.one_release("a path and three words", "trixie")
+def test_a_container_of_cri_o(router: LabGuest, restored: None) -> None:
+    file = CRIO / OTHER / "userdata" / "config.json"
+    file.parent.mkdir(parents=True)
+    names = {
+        "container.name": "compute",
+        "pod.name": "virt-launcher-fw-2bq9d",
+        "pod.namespace": "x",
+    }
+    cgroup = f"{SLICE}:crio:{OTHER}"
+    annotations = {f"io.kubernetes.{key}": value for key, value in names.items()}
+    file.write_text(json.dumps({"annotations": annotations, "linux": {"cgroupsPath": cgroup}}))
+    try:
+        run(OTHER, *IDLE, "-name", "fw", scope="crio")
+        labhelp.wait_for(lambda: len(hoststate.qemus()) == 2, "the other runs")
+        assert sorted(shown()) == [REF, "kubevirt:x/fw"]
+    finally:
+        end(OTHER, "crio")
+        labhelp.wait_for(lambda: len(hoststate.qemus()) == 1, "the other is gone")
