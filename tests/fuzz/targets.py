@@ -21,7 +21,7 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import JournalError, PolicyError, VsrtuneError
 from vsrtune.core.untrusted import json_value, kept
 from vsrtune.execute import journal, ledger
-from vsrtune.host import qemu_cmdline, qmp
+from vsrtune.host import kubevirt, qemu_cmdline, qmp
 from vsrtune.host.cpus import parse_books
 from vsrtune.host.ethtool import parse_statistics
 from vsrtune.host.interrupts import parse_interrupts
@@ -131,6 +131,17 @@ def ethtool_statistics(data: bytes) -> None:
 # -- files
 
 
+_PLACE = "kubepods/pod0f6c2d1e-7a3b-4c5d-8e9f-0123456789ab/" + "5a" * 32
+
+
+def container_config(data: bytes) -> None:
+    container = kubevirt.container_of(_PLACE)
+    assert container is not None
+    with contextlib.suppress(ValueError):
+        kubevirt.machine_in(container, text(data))
+    kubevirt.essential(text(data))
+
+
 def policy(data: bytes) -> None:
     with contextlib.suppress(PolicyError):
         parse_policy(text(data), "fuzz.yaml")
@@ -220,7 +231,7 @@ TARGETS: dict[str, Target] = {
     function.__name__: function
     for function in (
         domain_xml, qmp_answer, command_line, stat, proc_texts, ethtool_statistics,
-        policy, bench_spec, journal_file, ledger_file, json_files, whole_host,
+        container_config, policy, bench_spec, journal_file, ledger_file, json_files, whole_host,
     )
 }  # fmt: skip
 
@@ -271,6 +282,14 @@ SEEDS: dict[str, tuple[bytes, ...]] = {
         b"dl_rq[" + b"9" * 5000 + b"]:\n  .dl_bw->total_bw : " + b"9" * 5000 + b"\n",
     ),
     "ethtool_statistics": (struct.pack("=QQ", 1, 2) + b"rx_received".ljust(32, b"\0") * 2,),
+    "container_config": (
+        b'{"annotations": {"io.kubernetes.cri.sandbox-namespace": "x", '
+        b'"io.kubernetes.cri.sandbox-name": "virt-launcher-a-bcdfg", '
+        b'"io.kubernetes.cri.container-name": "compute"}, '
+        b'"linux": {"cgroupsPath": "/%s"}}' % _PLACE.encode(),
+        b'{"annotations": {"a": %s}, "linux": {"cgroupsPath": 1e999}}' % (b"9" * 4000),
+        _nests(b"[", b"]"),
+    ),
     "policy": (
         _bytes(POLICIES / "router.yaml"),
         b"guest: x\nprofile: none\ncpus: {irq: 0, vcpu: {0: 1}, vhost: auto}\nirq: {set: true}\n",
