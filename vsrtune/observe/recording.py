@@ -364,8 +364,8 @@ def _note(snapshot: Snapshot, note: str) -> tuple[str, ...]:
         f"Recorded by: vsrtune {vsrtune.__version__}",
         "",
         "Redactions: UUIDs and the boot id are replaced by others, and so are MAC addresses",
-        "that do not begin with 02:; of command lines and domain XML only what names the",
-        "guest, its monitors and its NICs is kept; processes, descriptors and interrupts that",
+        "that do not begin with 02:; of command lines, domain XML and containers only what names",
+        "the guest, its monitors and its NICs is kept; processes, descriptors and interrupts that",
         "have no part in the observation are left out. Names of guests, devices and cgroups",
         "and the paths of monitor sockets are as they were.",
     )

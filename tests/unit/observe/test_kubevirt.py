@@ -12,11 +12,13 @@ from vsrtune.doctor.model import Case, Facts
 from vsrtune.host.filesystem import FileStat
 from vsrtune.host.kubevirt import essential
 from vsrtune.host.procfs import KVM
+from vsrtune.host.recorded import RecordedRoot
 from vsrtune.model.guest import Guest, Role
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import ThreadAffinity
 from vsrtune.observe.observer import Observer
+from vsrtune.observe.recording import RecordingRoot, prune
 from vsrtune.plan.planner import plan
 from vsrtune.plan.starter_policy import policy_name, start
 from vsrtune.policy.matching import qemu_filter
@@ -316,8 +318,11 @@ def test_doctor_asks_for_no_trace_of_a_pod(tree: HostTree) -> None:
     assert "network namespace" in told.what
 
 
-def test_a_recording_holds_nothing_else_of_the_container() -> None:
-    text = config(f"{SLICE}:cri-containerd:{ONE}")
-    assert "secret" not in essential(text)
-    assert essential(essential(text)) == essential(text)
+def test_a_recording_shows_the_guest_and_nothing_else_of_its_container(tree: HostTree) -> None:
+    assert "TOKEN" in tree.text(FILE)
+    root = RecordingRoot(tree.root())
+    snapshot = Observer(root, None).observe()
+    prune(root.answers)
+    assert "TOKEN" not in root.answers.texts[FILE]
+    assert Observer(RecordedRoot(root.answers), None).observe() == snapshot
     assert essential("{") == ""
