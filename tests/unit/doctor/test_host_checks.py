@@ -306,12 +306,15 @@ def test_problems_say_what_to_do_and_where_it_was_seen() -> None:
 
 @pytest.mark.parametrize("recorded", recorded_hosts.FILES, ids=lambda path: path.stem)
 def test_recorded_hosts(recorded: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """They were fit, and their routers untuned; what is not recorded is not judged."""
-    assert command(["doctor", "--json", "--root", str(recorded)]) == 3
+    """They were fit, and their routers untuned, which nobody can tell of one in a pod; what is not
+    recorded is not judged."""
+    untuned = recorded.stem != "trixie-kubevirt"
+    assert command(["doctor", "--json", "--root", str(recorded)]) == (3 if untuned else 0)
     told = json.loads(capsys.readouterr().out)
-    assert told["worst"] == "warning"
     levels = {(f["check"], f["level"]) for f in told["findings"]}
-    assert {check for check, level in levels if level == "warning"} == {"untuned"}
+    warned = [check for check, level in levels if level == "warning"]
+    assert warned == ["untuned"] * untuned
+    assert (told["worst"] == "warning") is untuned
     assert {"backlog", "realtime groups", "stray opens", "module"} & {c for c, _ in levels} == set()
 
 

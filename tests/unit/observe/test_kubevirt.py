@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import recorded_hosts
 from hosttree import HostTree
 
 from vsrtune.doctor import guest_checks
@@ -326,3 +327,11 @@ def test_a_recording_shows_the_guest_and_nothing_else_of_its_container(tree: Hos
     assert "TOKEN" not in root.answers.texts[FILE]
     assert Observer(RecordedRoot(root.answers), None).observe() == snapshot
     assert essential("{") == ""
+
+
+def test_the_recorded_host() -> None:
+    """A lab's, where no thread has a name that tells."""
+    guest = only(recorded_hosts.shown(recorded_hosts.file("trixie-kubevirt")))
+    assert (guest.ref, guest.interfaces, guest.problems) == ("kubevirt:routers/edge", (), ())
+    assert [len(guest.by_role(role)) for role in (Role.VCPU, Role.VHOST)] == [1, 2]
+    assert "qemu-system-x86" in {t.name for t in guest.by_role(Role.VCPU)}

@@ -56,9 +56,9 @@ def test_recorded_hosts(recorded: Path, tmp_path: Path, capsys: pytest.CaptureFi
         assert run(["policy", "init", guest.ref, "--root", str(recorded)]) == 0
         text = capsys.readouterr().out
         assert parse(text, "p.yaml").guest == policy.guest
-        file = tmp_path / f"{guest.name}.yaml"
+        file = tmp_path / f"{guest.pid}.yaml"
         file.write_text(text)
-    assert run(["policy", "check", str(tmp_path / f"{guest.name}.yaml")]) == 0
+    assert run(["policy", "check", str(tmp_path / f"{guest.pid}.yaml")]) == 0
     # All of the host's guests together.
     words = ["plan", "--json", "--root", str(recorded), "--policies", str(tmp_path)]
     capsys.readouterr()

@@ -33,6 +33,8 @@ queue: {{macvtap: 300}}
 drift: {{queue: report}}
 profile: none
 """
+# The guests of hosts without libvirt that are no plain QEMUs.
+PLAIN = {"trixie-proxmox": "proxmox:*", "trixie-kubevirt": "kubevirt:*/*"}
 # A host with more vcpus than CPUs that auto would give them.
 CROWDED = {"trixie-e1000e": ("vcpu: auto", "vcpu: 2")}
 
@@ -49,8 +51,10 @@ def passes(
         first, *others = host.snapshot.guests
         host.snapshot = replace(host.snapshot, guests=(replace(first, name=rename), *others))
     source = source.replace(*CROWDED.get(name, ("", "")))
-    kinds = [kind for kind in ("proxmox", "kubevirt") if kind in name]
-    plain = f"{kinds[0] if kinds else 'qemu'}:*"
+    plain = PLAIN.get(name, "qemu:*")
+    if plain.startswith("kubevirt:"):
+        # Its devices are its pod's.
+        source = source.replace("irq: auto", "irq: 0").replace("queue: {{macvtap: 300}}\n", "")
     policies = tuple(
         parse(source.format(guest=guest), f"/etc/vsrtune/policies/{file}.yaml")
         for file, guest in (("routers", "*"), ("plain", plain))
