@@ -160,9 +160,10 @@ def changes() -> str:
         late = sum(1 for row in rows if row["seconds"] is None or 1000 * row["seconds"] > AIM)
         wrong = sum(not row["right"] for row in rows)
         reached = "not reached" if late or wrong else "reached"
-        verdicts += [
-            f"{release}: {reached}; {late} later or not seen, {wrong} with another process."
-        ]
+        if rows:
+            verdicts += [
+                f"{release}: {reached}; {late} seen later or not, {wrong} with another process."
+            ]
     return "\n".join([*lines, "", *verdicts])
 
 
