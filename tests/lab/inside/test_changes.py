@@ -21,7 +21,7 @@ import labhelp
 import pytest
 from labhelp import LabGuest
 
-TRIALS = int(os.environ.get("LAB_TRIALS", "20"))
+TRIALS = int(os.environ.get("LAB_TRIALS") or "5")
 TOLD = Path("/mnt/share/changes.jsonl")
 TRACING = Path("/sys/kernel/tracing")
 ENDED = "which has ended"
