@@ -172,7 +172,7 @@ def test_found_planned_tuned_under_traffic_and_undone(
         assert labhelp.run_ns(tid) > before
         assert hoststate.last_cpu(tid) not in irq_cpus
     assert "\nno drift" in f"\n{labhelp.vsrtune('verify').stdout}"
-    told = labhelp.vsrtune("doctor").stdout
+    told = labhelp.vsrtune("doctor", check=False).stdout
     assert "p0 has no interrupts of its own" in told
     assert "fwbr" not in told
     labhelp.stop()
