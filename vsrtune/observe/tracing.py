@@ -136,7 +136,7 @@ class Tracer:
         macvtaps, taps, lowers = devices
         # The ring buffers stay empty, so their memory may go at once.
         with contextlib.suppress(OSError):
-            _write(f"{instance}/buffer_size_kb", "4")
+            write_file(f"{instance}/buffer_size_kb", "4")
         queue = f"{instance}/events/net/net_dev_queue"
         receive = f"{instance}/events/net/netif_receive_skb"
         if macvtaps:
@@ -149,9 +149,9 @@ class Tracer:
         sent: dict[tuple[str, int], int] = {}
         received: dict[tuple[str, int], int] = {}
         if macvtaps:
-            sent |= count_by(_read(f"{queue}/hist"), "common_pid")
+            sent |= count_by(read_file(f"{queue}/hist"), "common_pid")
         if taps or lowers:
-            text = _read(f"{receive}/hist")
+            text = read_file(f"{receive}/hist")
             sent |= count_by(text, "common_pid")
             received |= count_by(text, "common_cpu")
         return sent, received
@@ -160,31 +160,36 @@ class Tracer:
 def _trigger(event: str, field: str, names: Iterable[str]) -> None:
     condition = " || ".join(f'name == "{name}"' for name in sorted(names))
     suffix = f" if {condition}" if len(condition) <= _MAX_FILTER else ""
-    _write(f"{event}/trigger", f"hist:keys=name,{field}:size={_ENTRIES}{suffix}")
+    write_file(f"{event}/trigger", f"hist:keys=name,{field}:size={_ENTRIES}{suffix}")
 
 
 def _remove(instance: str) -> None:
     for event in ("net_dev_queue", "netif_receive_skb"):
         trigger = f"{instance}/events/net/{event}/trigger"
         with contextlib.suppress(OSError):
-            for line in _read(trigger).splitlines():
+            for line in read_file(trigger).splitlines():
                 if line and not line.startswith("#"):
-                    _write(trigger, "!" + line.removesuffix(" [active]"))
+                    write_file(trigger, "!" + line.removesuffix(" [active]"))
     with contextlib.suppress(OSError):
         os.rmdir(instance)
 
 
-def _read(path: str) -> str:
+def read_file(path: str) -> str:
+    """A file of tracefs."""
     with open(path, encoding="utf-8", errors="backslashreplace") as file:
         return file.read()
 
 
-def _write(path: str, text: str) -> None:
-    # Not open(path, "w"): opening a trigger file with O_TRUNC removes the triggers
-    # that are there already (event_trigger_regex_open).
-    descriptor = os.open(path, os.O_WRONLY)
+def write_file(path: str, text: str, flags: int = 0) -> None:
+    """Write to a file of tracefs, opened with these ``flags`` too. Raises OSError with the path."""
+    # Not open(path, "w"): opening with O_TRUNC removes the triggers that are there already
+    # (event_trigger_regex_open), and everybody's probes (kprobe_events).
+    descriptor = os.open(path, os.O_WRONLY | flags)
     try:
         os.write(descriptor, text.encode())
+    except OSError as error:
+        error.filename = path
+        raise
     finally:
         os.close(descriptor)
 

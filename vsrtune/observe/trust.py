@@ -127,12 +127,10 @@ class Judge:
         if machine:
             # In the container's image, at a path that this host need not have.
             why = _not_roots(exe, self._root.stat(f"/proc/{pid}/exe"))
-        elif why:
-            pass
-        elif vmid is not None and uids != (0, 0, 0):
+        elif not why and vmid is not None and uids != (0, 0, 0):
             users = ", ".join(map(str, sorted(set(uids))))
             why = f"it runs in the scope of Proxmox VE's guest {vmid}, and is user {users}'s"
-        elif not libvirts:
+        elif not why and not libvirts:
             why = self._wrong_user(uids)
         if not why and not machine:
             vouched = libvirts or uids == (0, 0, 0) or (pid, start_time) in self._earlier

@@ -25,7 +25,7 @@ from vsrtune.daemon.systemd import LOGGER
 from vsrtune.model.plan import Culprit, Place
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import NapiThreaded, RrTimeslice, TxQueueLen
-from vsrtune.observe.tracing import TRACEFS
+from vsrtune.observe.tracing import TRACEFS, read_file, write_file
 
 _INSTANCE = "vsrtune-changes-"
 _GROUP = re.compile(r"p\S*:vsrtune_(\d{1,10})/(\w+)\s")
@@ -228,26 +228,26 @@ class ChangeEvents(Background):
             # Wake the reader for every event.
             ("buffer_percent", "0"),
         ):
-            _write(f"{instance}/{file}", text)
+            write_file(f"{instance}/{file}", text)
         major, minor = map(int, re.findall(r"\d+", platform.release())[:2])
         for probe in probes(platform.machine(), (major, minor)):
             try:
                 self._add(pid, probe)
                 events = f"{instance}/events/vsrtune_{pid}/{probe.event}"
                 if probe.only:
-                    _write(f"{events}/filter", probe.only)
-                _write(f"{events}/enable", "1")
+                    write_file(f"{events}/filter", probe.only)
+                write_file(f"{events}/enable", "1")
             except OSError as error:
                 if probe.event in _OF_THREADS:
                     raise
                 # What it would tell is also found by a check.
                 LOGGER.debug("no kprobe at %s: %s", probe.function, error)
-        _write(f"{instance}/events/cgroup/cgroup_attach_task/enable", "1")
+        write_file(f"{instance}/events/cgroup/cgroup_attach_task/enable", "1")
         return os.open(f"{instance}/trace_pipe", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 
     def _add(self, pid: int, probe: Probe) -> None:
         definition = f"p:vsrtune_{pid}/{probe.event} {probe.function} {probe.arguments}"
-        _write(f"{self._tracefs}/kprobe_events", f"{definition} comm=$comm\n", os.O_APPEND)
+        write_file(f"{self._tracefs}/kprobe_events", f"{definition} comm=$comm\n", os.O_APPEND)
 
     def _listen(self, pipe: int) -> None:
         poll = select.poll()
@@ -273,7 +273,7 @@ class ChangeEvents(Background):
             text = thread_filter(tids, "pid" if attach else "tid")
             only = f"which == 0 && ({text})" if event == "nice" else text
             with contextlib.suppress(OSError):
-                _write(f"{events}/{where}/filter", only)
+                write_file(f"{events}/{where}/filter", only)
 
     def _hear(self, lines: Iterable[str]) -> None:
         for line in lines:
@@ -322,7 +322,7 @@ def remove(tracefs: str, pid: int) -> None:
         os.rmdir(_instance(tracefs, pid))
     for owner, event in _defined(tracefs):
         if owner == str(pid):
-            _write(f"{tracefs}/kprobe_events", f"-:vsrtune_{pid}/{event}\n", os.O_APPEND)
+            write_file(f"{tracefs}/kprobe_events", f"-:vsrtune_{pid}/{event}\n", os.O_APPEND)
 
 
 @contextlib.contextmanager
@@ -330,15 +330,14 @@ def _nameless(options: str) -> Iterator[None]:
     """Instances made meanwhile do not record the names of tasks, for which the kernel would hook
     every context switch. They inherit this from the top level, which alone has the option
     (TOP_LEVEL_TRACE_FLAGS)."""
-    with open(options, encoding="utf-8") as file:
-        recording = "record-cmd" in file.read().split()
+    recording = "record-cmd" in read_file(options).split()
     if recording:
-        _write(options, "norecord-cmd")
+        write_file(options, "norecord-cmd")
     try:
         yield
     finally:
         if recording:
-            _write(options, "record-cmd")
+            write_file(options, "record-cmd")
 
 
 def _instance(tracefs: str, pid: int) -> str:
@@ -347,8 +346,8 @@ def _instance(tracefs: str, pid: int) -> str:
 
 def _defined(tracefs: str) -> list[tuple[str, str]]:
     """The probes of all daemons: process and event."""
-    with open(f"{tracefs}/kprobe_events", encoding="utf-8", errors="replace") as file:
-        return [(m[1], m[2]) for m in map(_GROUP.match, file) if m is not None]
+    lines = read_file(f"{tracefs}/kprobe_events").splitlines()
+    return [(m[1], m[2]) for m in map(_GROUP.match, lines) if m is not None]
 
 
 def _read(pipe: int) -> str:
@@ -356,15 +355,3 @@ def _read(pipe: int) -> str:
         return os.read(pipe, _MOST).decode(errors="replace")
     except BlockingIOError:
         return ""
-
-
-def _write(path: str, text: str, flags: int = 0) -> None:
-    # Never O_TRUNC: it removes the probes of everybody (kprobe_events).
-    descriptor = os.open(path, os.O_WRONLY | flags)
-    try:
-        os.write(descriptor, text.encode())
-    except OSError as error:
-        error.filename = path
-        raise
-    finally:
-        os.close(descriptor)
