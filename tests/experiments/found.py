@@ -27,6 +27,9 @@ from vsrtune.policy.model import Policy, SchedRule
 from vsrtune.policy.parser import parse
 
 WIDTH = 104
+# Of the loads of the peers, in times of the untuned peak.
+_SHOWN = (1.0, 2.0, 4.0)
+_DELAY = "P99 of the delay, at most 0.1 of untuned"
 
 _HEAD = """\
 One machine, everything emulated: only ratios of interleaved trials mean anything. A ratio is a median \
@@ -35,7 +38,6 @@ the trials allow the point and its opposite, *not judged* that they decide nothi
 
 _NOT = (
     "A real NIC, a link, or a host that is not emulated: the labs run on TCG, over veth.",
-    "The delay of a guest's frames: only that of routers in namespaces was measured.",
     "VyOS, OPNsense or OpenWrt as they come: the guests are Debian's kernel that forwards, some with FRR.",
 )
 # The other pages, in the order in which to read them.
@@ -144,37 +146,28 @@ def _forwards(found: _Found) -> list[str]:
         data = found.data.of(figure.id)
         kernel = figure.title.rpartition(", ")[2]
         if not all(data.has(run.name) for run in figure.runs):
-            rows.append([kernel, "", "not measured", "not measured"])
+            rows.append([kernel, "", *["not measured"] * 3])
             continue
-        if 1.0 not in peers.FACTORS:
-            rows.append([kernel, *_once(data)])
-        for factor, load in zip(peers.FACTORS, data.loads(peers.RUN), strict=True):
+        for factor in _SHOWN:
+            load = peers.load_of(data, factor)
             ours = Place(peers.RUN, peers.OURS, load)
             others = (Place(peers.RUN, name, load) for name in (peers.UNTUNED, peers.LIBVIRT))
-            cells = [_said(decided(Claim("", _more(ours, other)), data)) for other in others]
+            judges = [*(_more(ours, other) for other in others), peers.sooner(factor, 0.1)]
+            cells = [_said(decided(Claim("", judge), data)) for judge in judges]
             rows.append([kernel, f"{factor:g}x, {load:,.0f} pps", *cells])
         points = found.of(figure.id)
         aims = _tally(points) if notes else _listed(points)
         notes += _item(f"The aims, {kernel}: {aims}.")
     return [
-        "## How much more a router forwards", "",
-        *table(("", "offered", "more than untuned", "more than with libvirt's pins"), rows), "",
+        "## How much more a router forwards, and how much sooner", "",
+        *table(("", "offered", "more than untuned", "more than with libvirt's pins", _DELAY), rows), "",
         *notes, *_policy_then(found.data.of(peers.FIGURE.id)), "",
         *_pictures(
             found,
-            (f"{peers.FIGURE.id}-{peers.FACTORS[-1]:g}x", _see_peers),
+            (f"{peers.FIGURE.id}-delay", _see_peers),
             (fig03.FIGURE.id, _see_orders),
         ),
     ]  # fmt: skip
-
-
-def _once(data: Data) -> list[str]:
-    """At the untuned peak, where the configurations were measured in runs of their own."""
-    peak = data.peak(peers.PEAK).offered
-    ours, theirs = Place(peers.OWN, None, peak), Place(peers.PEAK, None, peak)
-    verdict = decided(Claim("", _more(ours, theirs)), data)
-    rates = (f"{data.at(place.run, None, peak).pps:,.0f}" for place in (ours, theirs))
-    return [f"1x, {peak:,.0f} pps", f"{_said(verdict)} ({' and '.join(rates)} pps)", "not measured"]
 
 
 def _more(ours: Place, theirs: Place) -> Judge:
@@ -384,11 +377,12 @@ def _see_peers(every: Data) -> tuple[str, str]:
     data = every.of(peers.FIGURE.id)
     load = top(data, peers.RUN)
     names = [c.name for c in data.outcome(peers.RUN).configurations]
-    bars = _each({name: f"{data.at(peers.RUN, name, load).pps:,.0f}" for name in names})
-    return (
-        peers.FIGURE.title,
-        f"A dot is a trial at {offered(load)}, a bar their median: {bars} pps.",
+    ends = _each({name: f"{data.at(peers.RUN, name, load).pps:,.0f}" for name in names})
+    seen = (
+        "Each line goes from half of the untuned peak to four times it. To the right more is "
+        f"forwarded, below it comes sooner. At {offered(load)}: {ends} pps."
     )
+    return peers.FIGURE.title, seen
 
 
 def _see_orders(every: Data) -> tuple[str, str]:

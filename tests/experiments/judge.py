@@ -97,14 +97,18 @@ def rounds(data: Data, *places: Place) -> list[tuple[Trial, ...]]:
     return kept(every, lambda trial: all(map(_was_sent, trial)), places)
 
 
-def kept(every: Sequence[Any], good: Callable[[Any], bool], what: Iterable[object]) -> list[Any]:
-    """The rounds that were sent. Raises Refused when too few are left."""
+def kept(
+    every: Sequence[Any],
+    good: Callable[[Any], bool],
+    what: Iterable[object],
+    condition: str = f"the generator sent what was asked, within {100 * SENT:.0f} %",
+) -> list[Any]:
+    """The rounds that meet a condition: by default, that were sent. Raises Refused when too few are
+    left."""
     left = [one for one in every if good(one)]
     if len(left) < KEPT * len(every) or not left:
-        raise Refused(
-            f"{' and '.join(dict.fromkeys(map(str, what)))}: the generator sent what was asked, within {100 * SENT:.0f} %, in "
-            f"{len(left)} of {len(every)} rounds"
-        )
+        names = " and ".join(dict.fromkeys(map(str, what)))
+        raise Refused(f"{names}: {condition}, in {len(left)} of {len(every)} rounds")
     return left
 
 
@@ -146,7 +150,8 @@ Both = tuple[Ratio, Ratio]
 _NARROW = 1 - 2 * (1 - LEVEL)
 
 
-def _both(ours: Sequence[float], theirs: Sequence[float]) -> Both:
+def paired(ours: Sequence[float], theirs: Sequence[float]) -> Both:
+    """Of values of the same rounds."""
     return paired_ratio(ours, theirs), paired_ratio(ours, theirs, _NARROW)
 
 
@@ -155,14 +160,14 @@ def ratios(
 ) -> Both:
     """Forwarded, or any ``value``, of ours over theirs, paired by round. Raises as ``rounds``."""
     pairs = rounds(data, ours, theirs)
-    return _both([value(a) for a, _ in pairs], [value(b) for _, b in pairs])
+    return paired([value(a) for a, _ in pairs], [value(b) for _, b in pairs])
 
 
 def spreads(data: Data, ours: Place, theirs: Place) -> Both:
     """How far trials are from the median of their place, as shares of it: ours over theirs,
     paired by round. Raises as ``rounds``."""
     pairs = rounds(data, ours, theirs)
-    return _both(_away([a.pps for a, _ in pairs]), _away([b.pps for _, b in pairs]))
+    return paired(_away([a.pps for a, _ in pairs]), _away([b.pps for _, b in pairs]))
 
 
 def _away(values: Sequence[float]) -> list[float]:
@@ -187,7 +192,7 @@ def bed_rounds(
 def bed_ratios(run: BedRun, ours: str, theirs: str, load: str, value: Value) -> Both:
     """Any ``value`` of namespace routers, ours over theirs. Raises Refused."""
     left = bed_rounds(run, load, {name: run.values(name, load, value) for name in (ours, theirs)})
-    return _both([a for a, _ in left], [b for _, b in left])
+    return paired([a for a, _ in left], [b for _, b in left])
 
 
 # -- rules

@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from experiments.data import Data, Missing
@@ -18,7 +19,7 @@ from experiments.judge import ALIVE, KEPT, SAME, SENT, Refused, StoodStill
 from experiments.plan import Claim, Figure, Run, Verdict
 from experiments.text import table
 from vsrtune.bench.report import plots
-from vsrtune.bench.report.points import DROPS, by_configuration, used
+from vsrtune.bench.report.points import DROPS, Point, by_configuration, used
 from vsrtune.bench.report.tables import number, percent
 from vsrtune.bench.spec.model import Outcome
 
@@ -50,6 +51,9 @@ asked in more than {100 * (1 - KEPT):.0f} % of the rounds (a round with such a t
 where runs were made one after the other, or where the machine was not quiet. A router that forwarded
 fewer than {ALIVE} frames in a trial stood still.
 """
+
+# Of probes that came, one way.
+_DELAYS = {"p50": "P50", "p99": "P99", "p999": "P99.9", "jitter": "jitter"}
 
 _NAPI_HEAD = """\
 Seed 000 measured again on today's kernels: routers in namespaces whose interfaces are macvlan
@@ -280,6 +284,13 @@ def _default(figure: Figure, data: Data) -> Iterator[tuple[str, plots.Figure]]:
     yield figure.id, plots.throughput(lines, figure.title, note="one machine, veth and pktgen")
 
 
+def _delay(point: Point, name: str) -> float | None:
+    """Milliseconds, median of the trials that know it; None of none."""
+    seen = (getattr(t.latency, name) for t in point.trials if t.latency is not None)
+    known = [1000 * seconds for seconds in seen if seconds is not None]
+    return median(known) if known else None
+
+
 def _table(run: Run, data: Data) -> list[str]:
     if not data.has(run.name):
         return []
@@ -289,6 +300,8 @@ def _table(run: Run, data: Data) -> list[str]:
     heads = ["configuration", "offered", "sent", "forwarded", "lowest..highest", "trials", "lost %"]
     heads += [place.replace("_", " ") + " %" for place in places]
     heads += ["vcpu s/M", "vhost s/M", "switches/1000"]
+    late = [name for name in _DELAYS if any(_delay(p, name) is not None for p in found)]
+    heads += [f"{_DELAYS[name]} ms" for name in late]
     rows = []
     for p in found:
         cells = [p.configuration, number(p.offered), number(p.sent_pps), number(p.pps)]
@@ -296,5 +309,6 @@ def _table(run: Run, data: Data) -> list[str]:
         cells += [percent(p.drop_share(place)) for place in places]
         cells += [number(p.cpu_per_million("vcpu")), number(p.cpu_per_million("vhost"))]
         cells += [number(p.switches_per_thousand())]
+        cells += [number(_delay(p, name)) for name in late]
         rows.append(cells)
     return [f"`{run.name}`, seed {outcome.seed}, {outcome.started}:", "", *table(heads, rows), ""]

@@ -73,7 +73,7 @@ class Run:
     after, its balancers too, and all its ``guests`` are the router, addressed as the first of
     them. ``router`` is then the one whose addresses it has.
 
-    With ``sessions`` those of its router, which has FRR, are watched (sessions.py).
+    ``latency`` sends probes beside the load, for the delay. With ``sessions`` those of its router, which has FRR, are watched (sessions.py).
 
     With a ``bed`` it is not a run of the bench but one of namespace routers (nslab), whose
     topology and method it describes; a configuration then names a kind of virtual device.
@@ -95,6 +95,7 @@ class Run:
     seconds: float = 1.5
     pairs: int = PAIRS
     seed: int = 1
+    latency: bool = False
     # Command lines around it, for what is not running in a lab by itself.
     before: tuple[tuple[str, ...], ...] = ()
     after: tuple[tuple[str, ...], ...] = ()

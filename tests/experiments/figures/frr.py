@@ -36,7 +36,8 @@ def watched(data: Data, load: float, *configurations: str) -> list[tuple[Control
     """What the peers saw in these configurations at a load, by round. Raises as ``rounds``."""
     places = [Place(RUN, name, load) for name in configurations]
     every = [tuple(data.control(RUN, t) for t in each) for each in rounds(data, *places)]
-    return kept(every, lambda each: all(one["before"] for one in each), places)
+    began = "all sessions were up before the load"
+    return kept(every, lambda each: all(one["before"] for one in each), places, began)
 
 
 def lasted(one: Control, session: str) -> bool:

@@ -21,7 +21,7 @@ from experiments.figures import FIGURES, frr, peers
 from experiments.plan import TREE, Claim, Verdict
 
 from vsrtune.bench.report.files import outcome_to_json
-from vsrtune.bench.spec.model import Configuration, Load, Outcome, Trial
+from vsrtune.bench.spec.model import Configuration, Latency, Load, Outcome, Trial
 
 LOADS = (16000, 32000, 64000)
 RESULTS = TREE / "docs" / "results"
@@ -255,6 +255,38 @@ class TestJudge:
         found = self.answer(data, judge.compared(judge.above(), [pair]))
         assert found.answer == "refused"
         assert "not interleaved" in found.text
+
+
+class TestDelays:
+    """The rule on delays; nine rounds of all loads of the peers."""
+
+    def answer(self, docs: Path, ours: float, *, lost: int = 0, rounds: int = 9) -> Verdict:
+        """P99 is a second untuned and ``ours`` tuned; in the first ``rounds`` rounds so many of 1,000
+        untuned probes are lost."""
+        trials = []
+        for turn in range(9):
+            for factor in peers.FACTORS:
+                for name, p99 in ((peers.UNTUNED, 1.0), (peers.OURS, ours)):
+                    gone = lost if name == peers.UNTUNED and turn < rounds else 0
+                    late = Latency(1000, gone, p99 / 9, p99 / 2, p99)
+                    trials.append(
+                        replace(samples.trial(name, round(10000 * factor), 5000), latency=late)
+                    )
+        store(docs, peers.RUN, compared(trials))
+        return page.decided(Claim("", peers.sooner(2.0, 0.1)), Data(docs).of("."))
+
+    @pytest.mark.parametrize(("ours", "answer"), [(0.099, "agrees"), (0.101, "differs")])
+    def test_at_most_a_tenth(self, ours: float, answer: str, tmp_path: Path) -> None:
+        found = self.answer(tmp_path, ours)
+        assert found.answer == answer
+        assert found.text.startswith(f"{1000 * ours:.1f} and 1,000.0 ms: 0.1")
+
+    def test_p99_of_few_probes_is_not_known(self, tmp_path: Path) -> None:
+        assert self.answer(tmp_path, 0.01, lost=900).answer == "agrees"
+        assert self.answer(tmp_path, 0.01, lost=901, rounds=2).answer == "agrees"
+        found = self.answer(tmp_path, 0.01, lost=901, rounds=3)
+        assert found.answer == "refused"
+        assert found.text == "vsrtune and untuned: at least 100 probes came, in 6 of 9 rounds"
 
 
 class TestSessions:
