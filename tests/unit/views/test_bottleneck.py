@@ -167,3 +167,16 @@ def test_a_full_thread_without_a_loss_is_not_sure(uses: dict[str, Use], stage: P
     found = named(**uses)
     assert (found.stage, found.sure) == (stage, False)
     assert found.why.startswith("no frame is lost yet")
+
+
+@pytest.mark.parametrize(
+    ("use", "stage"),
+    [
+        (Use(0.94, 0.0), PathStage.OUTSIDE),
+        (Use(0.94, 0.02), PathStage.VCPU),
+        (Use(0.1, 0.7), PathStage.VCPU),
+    ],
+)
+def test_without_a_loss_a_vcpu_has_to_be_clearly_full(use: Use, stage: PathStage) -> None:
+    """One that gets single frames needs much of its CPU for few of them."""
+    assert named(vcpu=use).stage is stage
