@@ -5,6 +5,8 @@ from the commit, and puts its name into the raw file.
 
 - More, or less: the 95 % interval of the ratios within rounds excludes 1.
 - At least so many times as much: the interval lies at or above it. Below it, it is missed.
+- P99 of the delay is that of the probes that came. A trial in which fewer than HEARD came decides nothing
+  of it.
 - The same: two one-sided tests at 5 %, hence a 90 % interval within 1 / SAME and SAME.
 - Anything else is not shown.
 
@@ -39,6 +41,8 @@ SAME = 1.1
 CALM = 0.9
 # Frames in a trial.
 ALIVE = 100
+# Probes of a trial, without which its P99 is not known.
+HEARD = 100
 
 Judge = Callable[[Data], Verdict]
 Why = Callable[[Data], str]
@@ -308,6 +312,28 @@ def _against_peak(run: str, configuration: str | None, rule: Rule) -> Judge:
         places = Place(run, configuration), Place(run, configuration, peak.offered)
         both = ratios(data, *places)
         return Verdict(rule(both), f"{text}; of that, at {offered(last)}: {both[0]}")
+
+    return judge
+
+
+def p99(trial: Trial) -> float | None:
+    """Of the one-way delay of the probes that came, in seconds; None where too few did."""
+    found = trial.latency
+    return found.p99 if found is not None and found.sent - found.lost >= HEARD else None
+
+
+def sooner(
+    run: str, ours: str, theirs: str, load: Callable[[Data], float], most: float = 1.0
+) -> Judge:
+    """P99 of the delay of ``ours`` is at most ``most`` of that of ``theirs``; less, without it."""
+
+    def judge(data: Data) -> Verdict:
+        places = [Place(run, name, load(data)) for name in (ours, theirs)]
+        pairs = [(p99(a), p99(b)) for a, b in rounds(data, *places)]
+        known = kept(pairs, all, places, f"at least {HEARD} probes came")
+        both = paired(*zip(*known, strict=True))
+        late = [f"{1000 * median(side):,.1f}" for side in zip(*known, strict=True)]
+        return Verdict(below(most)(both), f"{' and '.join(late)} ms: {both[0]}")
 
     return judge
 

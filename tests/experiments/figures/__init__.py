@@ -41,6 +41,7 @@ FIGURES: tuple[Figure, ...] = (
     profile.FIGURE,
     levers.HOST,
     levers.GUEST,
+    levers.ISOLATION,
     fig02.FIGURE,
     fig03.FIGURE,
     budgets.FIG04,

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from experiments.data import Data
-from experiments.judge import more, top
+from experiments.judge import more, sooner, top
 from experiments.plan import BASE, Claim, Figure, Run, fifo, policy, shipped
 from experiments.text import offered
 from vsrtune.bench.report import plots
@@ -108,3 +108,65 @@ GUEST = _figure(
     "cannot be turned off through libvirt.",
     32,
 )
+
+
+# The router's CPU out of all scheduling domains: every cgroup from the top to libvirt's scope says
+# that it is its own (cgroup v2, remote partitions, 6.7).
+_SCOPE = (
+    "top=/sys/fs/cgroup\n"
+    "found=$(sed -n s/^0:://p /proc/$(cat /run/libvirt/qemu/vr1.pid)/cgroup)\n"
+    "slice=$top/machine.slice scope=$top${found%/libvirt/*}\n"
+)
+_ISOLATED = _SCOPE + (
+    "echo 1 > $slice/cpuset.cpus.exclusive\n"
+    "echo 1 > $scope/cpuset.cpus.exclusive\n"
+    "echo isolated > $scope/cpuset.cpus.partition\n"
+    'test isolated = "$(cat $scope/cpuset.cpus.partition)"\n'
+)
+_MEMBER = _SCOPE + (
+    "echo member > $scope/cpuset.cpus.partition\n"
+    "echo > $scope/cpuset.cpus.exclusive\n"
+    "echo > $slice/cpuset.cpus.exclusive\n"
+)
+_WORKQUEUES = "/sys/devices/virtual/workqueue/cpumask"
+_ISOLATION = (
+    ("an isolated partition for its CPU", _shell("partition", _ISOLATED, _MEMBER)),
+    (
+        "that, and unbound workqueues elsewhere",
+        _shell(
+            "partition, workqueues",
+            f"{_ISOLATED}echo 1 > {_WORKQUEUES}\n",
+            f"echo 3 > {_WORKQUEUES}\n{_MEMBER}",
+        ),
+    ),
+)
+_SHARES = (0.5, 1.0)
+
+
+def _share(data: Data, share: float) -> float:
+    return data.loads("levers")[_SHARES.index(share)]
+
+
+ISOLATION = Figure(
+    id="levers-isolation",
+    title="Isolation without class deadline",
+    paper="",
+    ours="The shipped policy, and the router's CPU isolated from the scheduler's balancing and from "
+    "unbound kernel work beside it, at half of the untuned peak and at the peak. The aim is the "
+    "delay: whether P99 is lower. What does not help here is not built.",
+    runs=(
+        Run(
+            "levers", BASE, (policy(_OURS, _SHIPPED), *(c for _, c in _ISOLATION)),
+            scaled=("peers/untuned", _SHARES), latency=True, seconds=5.5, seed=33,
+        ),
+    ),
+    claims=tuple(
+        Claim(
+            f"{text[0].upper()}{text[1:]}, at {share:g} of the untuned peak.",
+            sooner("levers", c["name"], _OURS, partial(_share, share=share)),
+        )
+        for text, c in _ISOLATION
+        for share in _SHARES
+    ),
+    native=None,
+)  # fmt: skip

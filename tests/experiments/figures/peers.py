@@ -1,9 +1,5 @@
 """What else an operator could use: libvirt's pins, TuneD's profile, and vsrtune; what is forwarded,
-and how late.
-
-The rules stand before any measurement. A delay is the one-way delay of the probes that came; of a trial
-in which fewer than HEARD came, P99 is not known, and the trial decides nothing of delays.
-"""
+and how late."""
 
 from __future__ import annotations
 
@@ -12,8 +8,9 @@ from functools import partial
 from statistics import median
 from typing import Any
 
+from experiments import judge
 from experiments.data import Data
-from experiments.judge import Judge, Place, below, causes, kept, more, paired, rounds, stable
+from experiments.judge import Judge, causes, more, p99, stable
 from experiments.plan import (
     BASE,
     BOOKWORM,
@@ -21,7 +18,6 @@ from experiments.plan import (
     Claim,
     Figure,
     Run,
-    Verdict,
     libvirt_pins,
     policy,
     shipped,
@@ -29,11 +25,8 @@ from experiments.plan import (
 )
 from experiments.text import offered
 from vsrtune.bench.report import plots
-from vsrtune.bench.spec.model import Trial
 
 FACTORS = (0.5, 0.8, 1.0, 2.0, 4.0)
-# Probes of a trial, without which its P99 is not known.
-HEARD = 100
 RUN = "overload"
 PEAK = "untuned"
 UNTUNED, LIBVIRT, TUNED, OURS = "untuned", "libvirt pins", "TuneD virtual-host", "vsrtune"
@@ -56,24 +49,9 @@ def load_of(data: Data, factor: float) -> float:
     return data.loads(RUN)[FACTORS.index(factor)]
 
 
-def p99(trial: Trial) -> float | None:
-    """Of the probes' delays, in seconds; None where too few came."""
-    found = trial.latency
-    return found.p99 if found is not None and found.sent - found.lost >= HEARD else None
-
-
 def sooner(factor: float, most: float) -> Judge:
-    """Whether our P99 is at most so much of the untuned router's, at a load."""
-
-    def judge(data: Data) -> Verdict:
-        places = [Place(RUN, name, load_of(data, factor)) for name in (OURS, UNTUNED)]
-        pairs = [(p99(a), p99(b)) for a, b in rounds(data, *places)]
-        known = kept(pairs, all, places, f"at least {HEARD} probes came")
-        both = paired(*zip(*known, strict=True))
-        ours, theirs = (1000 * median(side) for side in zip(*known, strict=True))
-        return Verdict(below(most)(both), f"{ours:,.1f} and {theirs:,.1f} ms: {both[0]}")
-
-    return judge
+    """P99 of our delay is at most so much of the untuned router's, at a load."""
+    return judge.sooner(RUN, OURS, UNTUNED, partial(load_of, factor=factor), most)
 
 
 def _plots(figure: str, data: Data) -> Mapping[str, Any]:
