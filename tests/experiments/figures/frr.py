@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from statistics import median
 from typing import Any
 
 from experiments.data import Data
@@ -134,6 +135,26 @@ def told(data: Data, name: str, load: float) -> str:
     seen = [data.control(RUN, trial) for trial in data.trials(RUN, name, load)]
     shares = percent(up(o, "bgp") for o in seen)
     return f"{sum(lasted(o, 'bgp') for o in seen)} of {len(seen)}, {shares} %"
+
+
+def summary(data: Data) -> list[str]:
+    """The table of README.md, of the untuned router and ours."""
+    names = (peers.UNTUNED, peers.OURS)
+    heads = ["offered"]
+    for name in names:
+        heads += [f"{name}: forwarded", "SNMP answered", "BGP kept"]
+    rows = []
+    for times in TIMES:
+        load = _load(data, times)
+        row = [f"{times:g}x, {load:,.0f} pps"]
+        for name in names:
+            trials = data.trials(RUN, name, load)
+            seen = [data.control(RUN, trial) for trial in trials]
+            row.append(f"{median(t.pps for t in trials):,.0f}")
+            row.append(f"{100 * median(answered(o, 'snmp') for o in seen):.0f} %")
+            row.append(f"{sum(lasted(o, 'bgp') for o in seen)} of {len(seen)}")
+        rows.append(row)
+    return table(heads, rows)
 
 
 def _tables(data: Data) -> list[str]:

@@ -470,3 +470,8 @@ def test_scaled_runs_come_after_what_scales_them() -> None:
             if run.scaled is not None:
                 assert run.scaled[0] in made
             made.append(f"{figure.id}/{run.name}")
+
+
+def test_readme_says_of_frr_what_was_measured() -> None:
+    summary = frr.summary(Data(RESULTS / "raw").of(frr.FIGURE.id))
+    assert "\n".join(["", *summary, ""]) in (TREE / "README.md").read_text()
