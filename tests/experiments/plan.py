@@ -120,7 +120,7 @@ class Run:
         changes = self.pairs * len(self.configurations) if len(self.configurations) > 1 else 1
         slow = any("attachment" in c for c in self.configurations)
         made = 60 if self.group else 0
-        made += 20 * self.trials if self.sessions else 0
+        made += 30 * self.trials if self.sessions else 0
         made += (
             10 * self.pairs * len({str(c["scale"]) for c in self.configurations if "scale" in c})
         )

@@ -1,6 +1,8 @@
 #!/usr/bin/python3
 """The lab's comparison of configurations on a router with FRR: that of `vsrtune bench compare`, with a
-record of the router's sessions beside it, and a pause after each trial until they are back.
+record of the router's sessions beside it, and a pause after each trial until they have been back for
+a hold time: a session that overload has doomed is up until its peer's timer ends, and its loss would
+otherwise count in the next trial.
 
     python3 sessions.py GUEST PAIRS SEED OUT SPEC...
 
@@ -12,7 +14,8 @@ leaves the bench's result in OUT. Each of its trials has one key more, "control"
                 a digit a tick from the first under load until all was back: 1 for up, or for all
                 routes at the peer behind the router
     drops       how often BGP's and BFD's session was lost since then
-    converged   seconds from the end of the load until all was back, null for not within PATIENCE
+    converged   seconds from the end of the load until all was back to stay, null for never
+    rested      whether all stayed back for a hold time
     snmp, ssh   milliseconds until the router answered each request, null for not at all
 """
 
@@ -36,6 +39,8 @@ PEERS = "/run/lab/bin/lab-peers"
 ROUTES = Path("/run/lab/frr/routes")
 SESSIONS = ("bgp", "ospf", "bfd", "routes")
 PATIENCE = 45.0
+# BGP's, the longest of the sessions' (lab-peers).
+HOLD = 9.0
 # Of the load's rate, on a tick that counts as loaded.
 _LOADED = 0.5
 
@@ -52,15 +57,12 @@ class Watch(ProgressWatch):
 
     def made(self, trial: Trial) -> None:
         super().made(trial)
-        end = time.monotonic() + PATIENCE
-        while not self._whole(self._lines()[-1]) and time.monotonic() < end:
+        end = time.monotonic()
+        while not rested(self._lines(), end, self._routes) and time.monotonic() < end + PATIENCE:
             time.sleep(0.5)
-        self.controls.append(control(self._lines(), trial, self._routes))
+        self.controls.append(control(self._lines(), trial, self._routes, end))
         self._read = self._record.stat().st_size
         self.say(f"{ {k: v for k, v in self.controls[-1].items() if k not in ('snmp', 'ssh')} }")
-
-    def _whole(self, tick: dict[str, Any]) -> bool:
-        return all(up(tick, name, self._routes) for name in SESSIONS)
 
     def _lines(self) -> list[dict[str, Any]]:
         """The ticks since the last trial, with the answers between them. The first and the last
@@ -86,8 +88,18 @@ def up(tick: dict[str, Any], name: str, routes: int) -> bool:
     return bool(tick[name] == routes if name == "routes" else tick[name])
 
 
-def control(ticks: list[dict[str, Any]], trial: Trial, routes: int) -> dict[str, Any]:
-    """What the peers saw of the last trial."""
+def whole(tick: dict[str, Any], routes: int) -> bool:
+    return all(up(tick, name, routes) for name in SESSIONS)
+
+
+def rested(ticks: list[dict[str, Any]], end: float, routes: int) -> bool:
+    """Whether all sessions have been up for a hold time, which began after ``end``."""
+    since = ticks[-1]["at"] - HOLD
+    return since >= end and all(whole(tick, routes) for tick in ticks if tick["at"] >= since)
+
+
+def control(ticks: list[dict[str, Any]], trial: Trial, routes: int, end: float) -> dict[str, Any]:
+    """What the peers saw of the last trial, which ended before ``end``."""
     loaded = [
         number
         for number in range(1, len(ticks))
@@ -99,19 +111,20 @@ def control(ticks: list[dict[str, Any]], trial: Trial, routes: int) -> dict[str,
     # Warming up is no part of it.
     first = next(n for n in loaded if ticks[n]["at"] > ticks[last]["at"] - trial.seconds)
     seen = ticks[first:]
-    back = next(
-        (n for n in range(last, len(ticks)) if all(up(ticks[n], s, routes) for s in SESSIONS)), None
-    )
+    back = len(ticks)
+    while back > last and whole(ticks[back - 1], routes):
+        back -= 1
     answers = [one for tick in ticks[first : last + 1] for one in tick["answers"]]
     return {
-        "before": all(up(fresh, name, routes) for name in SESSIONS),
+        "before": whole(fresh, routes),
         "loaded": last - first + 1,
         **{name: "".join(str(int(up(t, name, routes))) for t in seen) for name in SESSIONS},
         "drops": {
             name: max(0, ticks[-1]["drops"][name] - fresh["drops"][name])
             for name in ticks[-1]["drops"]
         },
-        "converged": None if back is None else round(ticks[back]["at"] - ticks[last]["at"], 1),
+        "converged": round(ticks[back]["at"] - ticks[last]["at"], 1) if back < len(ticks) else None,
+        "rested": rested(ticks, end, routes),
         **{
             name: [milliseconds(one[name]) for one in answers if name in one]
             for name in ("snmp", "ssh")

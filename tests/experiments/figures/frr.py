@@ -2,7 +2,8 @@
 
 The rules stand before any measurement. A session is kept in a trial when the peer saw it up on every
 tick, from the first under load until all was back, and counted no loss of it. A trial that began before all
-sessions were up and all routes there decides nothing of sessions. A session is kept at a load when it is
+sessions were up and all routes there decides nothing of sessions. Between trials all have been up for
+BGP's hold time, so that what falls late falls in the trial that doomed it. A session is kept at a load when it is
 in every round. Three rounds are too few for an interval: more, or less, means in each of them.
 """
 
@@ -181,6 +182,11 @@ def _tables(data: Data) -> list[str]:
         f"Median (lowest..highest) of {len(seen)} rounds. {data.routes(RUN):,} routes. The delays are of all "
         "requests of the rounds; one without an answer counts as slower than any."
     )
+    if not all("rested" in data.control(RUN, t) for t in data.outcome(RUN).trials):
+        head += (
+            " These trials were made without a hold time between them: a session that one doomed may "
+            "count as lost in the next."
+        )
     return [head, "", *table(heads, rows)]
 
 

@@ -124,18 +124,21 @@ def test_budgets_are_those_named() -> None:
 class TestSessions:
     """What the record beside the bench makes of what the peers see."""
 
-    def control(self, lost: range = range(0), routes: Mapping[int, int] | None = None) -> Any:
+    def control(
+        self, lost: range = range(0), routes: Mapping[int, int] | None = None,
+        bfd: bool = False, count: int = 20,
+    ) -> Any:  # fmt: skip
         """Of a trial of two seconds from 3.0 on, after half a second of warming up from 2.0 on, at
-        1,000 pps; BGP's session is lost in these ticks of half a second each."""
+        1,000 pps; BGP's session is lost in these of ``count`` ticks of half a second each."""
         ticks: list[dict[str, Any]] = []
         sent = 0
-        for number in range(20):
+        for number in range(count):
             at = number / 2
             sent += 500 if at == 2.5 or 3.5 <= at <= 5.0 else 3
             drops = {"bgp": int(number in lost or number > max(lost, default=99)), "bfd": 2}
             ticks.append(
                 {
-                    "at": at, "sent": sent, "bgp": number not in lost, "ospf": True, "bfd": False,
+                    "at": at, "sent": sent, "bgp": number not in lost, "ospf": True, "bfd": bfd,
                     "drops": drops, "routes": (routes or {}).get(number, 10),
                 }
             )  # fmt: skip
@@ -145,7 +148,8 @@ class TestSessions:
             {"at": 4.2, "ssh": None},
             {"at": 1.0, "snmp": 1},
         ]
-        return sessions.control(sessions.in_order(lines), samples.trial("a", 1000, 900), 10)
+        trial = samples.trial("a", 1000, 900)
+        return sessions.control(sessions.in_order(lines), trial, 10, 5.2)
 
     def test_only_what_was_under_load_and_after_it_counts(self) -> None:
         found = self.control()
@@ -165,6 +169,19 @@ class TestSessions:
         assert found["bgp"] == "1100011111111"
         assert found["routes"] == "1111001111111"
         assert found["drops"]["bgp"] == 1
+
+    def test_a_session_that_falls_within_a_hold_time_is_lost_by_this_trial(self) -> None:
+        """Its peer's timer ends 7 s after the load."""
+        found = self.control(range(24, 26), bfd=True, count=30)
+        assert found["bgp"].endswith("11001111")
+        assert (found["converged"], found["rested"]) == (8.0, False)
+        found = self.control(range(24, 26), bfd=True, count=46)
+        assert (found["converged"], found["rested"]) == (8.0, True)
+
+    def test_a_hold_time_begins_after_the_load(self) -> None:
+        assert self.control(bfd=True, count=29)["rested"] is False
+        found = self.control(bfd=True, count=30)
+        assert (found["converged"], found["rested"]) == (0.0, True)
 
 
 # -- namespace routers
