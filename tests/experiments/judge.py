@@ -117,8 +117,10 @@ def kept(
 
 
 def _was_sent(trial: Trial) -> bool:
+    """Probes are among what was sent, and beside what was asked."""
+    probes = trial.latency.sent if trial.latency is not None else 0
     asked = {router: rate * trial.seconds for router, rate in trial.load.pps.items()}
-    return near(trial.sent, sum(asked.values())) and all(
+    return near(trial.sent - probes, sum(asked.values())) and all(
         near(trial.sent_by.get(router, 0), frames) for router, frames in asked.items()
     )
 

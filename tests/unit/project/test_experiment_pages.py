@@ -215,6 +215,17 @@ class TestJudge:
         found = self.verdict(tmp_path, self.TWICE, judge.above(), unsent=9, share=0.98)
         assert found.answer == "agrees"
 
+    def test_probes_are_beside_what_was_asked(self, tmp_path: Path) -> None:
+        for sent, answer in ((64000, "agrees"), (60000, "refused")):
+            late = Latency(4000, 0, 1.0, 1.0, 1.0)
+            trials = [
+                replace(samples.trial(name, 32000, rate), latency=late, sent=sent + 4000)
+                for rates in self.TWICE
+                for name, rate in zip("ab", rates, strict=True)
+            ]
+            store(tmp_path, "one", compared(trials))
+            assert self.answer(Data(tmp_path), judge.more("one", "a", "b")).answer == answer
+
     def test_what_one_router_gets_too_much_another_lacks(self, tmp_path: Path) -> None:
         both = Load({"vr1": 32000.0, "vr2": 32000.0}, 2.0)
         for sent, answer in ((64000, "agrees"), (60000, "refused")):
@@ -269,9 +280,8 @@ class TestDelays:
                 for name, p99 in ((peers.UNTUNED, 1.0), (peers.OURS, ours)):
                     gone = lost if name == peers.UNTUNED and turn < rounds else 0
                     late = Latency(1000, gone, p99 / 9, p99 / 2, p99)
-                    trials.append(
-                        replace(samples.trial(name, round(10000 * factor), 5000), latency=late)
-                    )
+                    one = samples.trial(name, round(10000 * factor), 5000)
+                    trials.append(replace(one, sent=one.sent + 1000, latency=late))
         store(docs, peers.RUN, compared(trials))
         return page.decided(Claim("", peers.sooner(2.0, 0.1)), Data(docs).of("."))
 
