@@ -26,7 +26,7 @@ from vsrtune.core.stats import paired_ratio
 from vsrtune.policy.model import Policy, SchedRule
 from vsrtune.policy.parser import parse
 
-WIDTH = 104
+WIDTH = 150
 # Of the loads of the peers, in times of the untuned peak.
 _SHOWN = (1.0, 2.0, 4.0)
 _DELAY = "P99 of the delay, at most 0.1 of untuned"
@@ -141,7 +141,7 @@ def _listed(points: Sequence[_Point]) -> str:
 def _forwards(found: _Found) -> list[str]:
     """Against what an operator has otherwise, on each kernel."""
     rows: list[list[str]] = []
-    notes: list[str] = []
+    aims: list[str] = []
     for figure in (peers.FIGURE, peers.BOOKWORM_FIGURE):
         data = found.data.of(figure.id)
         kernel = figure.title.rpartition(", ")[2]
@@ -155,13 +155,12 @@ def _forwards(found: _Found) -> list[str]:
             judges = [*(_more(ours, other) for other in others), peers.sooner(factor, 0.1)]
             cells = [_said(decided(Claim("", judge), data)) for judge in judges]
             rows.append([kernel, f"{factor:g}x, {load:,.0f} pps", *cells])
-        points = found.of(figure.id)
-        aims = _tally(points) if notes else _listed(points)
-        notes += _item(f"The aims, {kernel}: {aims}.")
+        aims.append(f"{kernel}, {_tally(found.of(figure.id))}")
     return [
         "## How much more a router forwards, and how much sooner", "",
         *table(("", "offered", "more than untuned", "more than with libvirt's pins", _DELAY), rows), "",
-        *notes, *_policy_then(found.data.of(peers.FIGURE.id)), "",
+        *_item(f"The aims: {'; '.join(aims) or 'not measured'}. [Each](peers.md)."),
+        *_policy_then(found.data.of(peers.FIGURE.id)), "",
         *_pictures(
             found,
             (f"{peers.FIGURE.id}-delay", _see_peers),
@@ -204,7 +203,7 @@ def _classes(policy: Policy) -> list[SchedRule]:
 
 def _sessions(found: _Found) -> list[str]:
     """Of a router with FRR, on each kernel."""
-    rows, notes = [], []
+    rows, aims = [], []
     names = (*frr.OTHERS, peers.OURS)
     for figure in (frr.FIGURE, frr.BOOKWORM_FIGURE):
         data = found.data.of(figure.id)
@@ -215,13 +214,13 @@ def _sessions(found: _Found) -> list[str]:
         for times, load in zip(frr.TIMES, data.loads(frr.RUN), strict=True):
             cells = [frr.told(data, name, load) for name in names]
             rows.append([kernel, f"{times:g}x, {load:,.0f} pps", *cells])
-        notes += _item(f"The aims, {kernel}: {_tally(found.of(figure.id))}.")
+        aims.append(f"{kernel}, {_tally(found.of(figure.id))}")
     return [
         "## Whether FRR keeps its BGP session", "",
         *table(("", "offered", *names), rows), "",
         *_item("A cell: in how many trials the session was kept, and for how much of the load's time it "
                "was up. [OSPF, BFD, SNMP and SSH](frr.md)."),
-        *notes,
+        *_item(f"The aims: {'; '.join(aims) or 'not measured'}."),
     ]  # fmt: skip
 
 
@@ -253,8 +252,7 @@ def _beside(found: _Found) -> list[str]:
         "## What one router leaves to another", "",
         *_item(f"**{plain}** One router overloaded, the other keeps more with budgets than without: {each}."),
         *(line for one in certain for line in _item(f"{one}.")),
-        *_item(f"Two flows to two routers at equal priority: {alike}."), "",
-        *_pictures(found, ("isolation", _see_isolation)),
+        *_item(f"Two flows to two routers at equal priority: {alike}."),
     ]  # fmt: skip
 
 
@@ -289,7 +287,12 @@ def _rest(found: _Found) -> list[str]:
         *_item(f"**Reaction**: {_reaction(found.docs)}"),
         *_item(f"**[Bottlenecks](bottlenecks.md)**: {_named(found.docs)}"),
         *_item(f"**[The papers](paper.md)**: {_tally(found.on('paper'))}."), "",
-        *_pictures(found, ("napi-isolation-two", _see_chains), (fig20.FIGURE.id, _see_members)),
+        *_pictures(
+            found,
+            ("isolation", _see_isolation),
+            ("napi-isolation-two", _see_chains),
+            (fig20.FIGURE.id, _see_members),
+        ),
     ]  # fmt: skip
 
 

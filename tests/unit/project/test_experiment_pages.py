@@ -457,6 +457,9 @@ class TestFound:
     def test_it_is_what_the_stored_results_say(self) -> None:
         assert found.text(FIGURES, RESULTS) == self.text
 
+    def test_it_is_one_page(self) -> None:
+        assert len(self.text.splitlines()) <= 80
+
     def test_it_leads_to_each_page_and_each_leads_back(self) -> None:
         links = set(re.findall(r"(?<!!)\[[^]!]+\]\(([^)]+)\)", self.text))
         assert [link for link in links if not (RESULTS / link).exists()] == []
