@@ -24,7 +24,12 @@ from vsrtune.bench.report.tables import number, percent
 from vsrtune.bench.spec.model import Outcome
 
 # Of a claim of a paper, of an aim of our own, and of a lever.
-_NONE = {"open": "not shown", "refused": "not judged", "stood still": "🔴 **stood still**"}
+_NONE = {
+    "open": "not shown",
+    "refused": "not judged",
+    "stood still": "🔴 **stood still**",
+    "missing": "not measured",
+}
 _AGREES = {"agrees": "agrees", "differs": "**differs**", **_NONE}
 REACHED = {"agrees": "reached", "differs": "**not reached**", **_NONE}
 _HELPS = {"agrees": "helps", "differs": "**hurts**", **_NONE, "open": "no difference shown"}
@@ -163,7 +168,7 @@ def decided(claim: Claim, data: Data) -> Verdict:
     try:
         return claim.judge(data)
     except Missing as run:
-        return Verdict("open", f"`{run}` has not been measured")
+        return Verdict("missing", f"`{run}` has not been measured")
     except Refused as why:
         return Verdict("refused", str(why))
     except StoodStill as what:

@@ -129,8 +129,8 @@ class Run:
 
 @dataclass(frozen=True)
 class Verdict:
-    """``answer`` is agrees, differs, open (not shown), refused (the trials decide nothing) or stood
-    still (a router did); ``text`` says by which figures."""
+    """``answer`` is agrees, differs, open (not shown), refused (the trials decide nothing), stood
+    still (a router did) or missing (nothing was measured); ``text`` says by which figures."""
 
     answer: str
     text: str
