@@ -16,24 +16,24 @@ from vsrtune.model.root_domains import books as domains
 from vsrtune.model.root_domains import is_partition
 from vsrtune.plan.interrupt_cpus import queue_irqs, serving
 from vsrtune.plan.interrupts import irqbalance_bans
+from vsrtune.policy.model import WITHOUT_LIBVIRT
 
 OLDEST = (6, 1)
 _CPUS = "/sys/devices/system/cpu"
 _SCHED = "/proc/sys/kernel"
 _CGROUP = "/sys/fs/cgroup"
-# Sources of guests that need no libvirt on the host.
-_WITHOUT_LIBVIRT = {"qemu", "proxmox", "kubevirt"}
 # The books and the threads may differ by this share of a CPU, because each thread is rounded.
 _ROUNDING = UNIT // 1000
 
 
 def observation(case: Case) -> Iterable[Finding]:
     """A part of the host that cannot be read, so that nothing there is tuned."""
-    sources = {guest.source for guest in case.snapshot.guests}
+    sources = {f"{guest.source}:" for guest in case.snapshot.guests}
     for problem in case.snapshot.problems:
         libvirt = problem.reader == "libvirt"
-        # A host that runs plain QEMU alone needs no libvirt.
-        tell = info if libvirt and sources and sources <= _WITHOUT_LIBVIRT else warning
+        # A host that runs other guests alone needs no libvirt.
+        needless = libvirt and sources and sources <= set(WITHOUT_LIBVIRT)
+        tell = info if needless else warning
         # The problem's own text says what to do about a libvirt that does not answer.
         hint = "see --connect" if libvirt else "run as root"
         yield tell(problem.what, hint, f"reader {problem.reader}")
