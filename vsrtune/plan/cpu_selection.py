@@ -46,8 +46,9 @@ def choose(
                 if floats and pin.thread.key in whole and len(pin.cpus) == 1:
                     kept |= _cores(context, pin.cpus)
                 booked = requirements.booked(role)
+                afloat = floats and len(pin.cpus) > 1
                 occupants.append(
-                    Occupant(ref, role, pin.cpus, not floats, load, booked, links[ref])
+                    Occupant(ref, role, pin.cpus, not floats, load, booked, links[ref], afloat)
                 )
     spare = _spare(context, by_hand, occupants)
     for requirements in per_guest:

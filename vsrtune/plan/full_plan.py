@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import REALTIME, Guest, Sched, SchedClass, Thread
+from vsrtune.model.guest import REALTIME, Guest, Sched, SchedClass, Thread, ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.journal_records import Entry, applied, undo_order
 from vsrtune.model.plan import Action, Plan, Refusal
@@ -166,25 +166,21 @@ def _after(
 
 def _masks_forgotten(snapshot: Snapshot, projected: Snapshot, back: Collection[Action]) -> Snapshot:
     """``projected``, in which threads of a slice that was a root domain have all CPUs of their
-    cpuset, unless they had fewer or get a mask. Those whose slice has its list back have them in
-    any case: kernels before 6.2 forget masks, and only those before 6.7 have such a list."""
+    cpuset, unless they had fewer or get a mask. Kernels before 6.2 forget masks there; the executor
+    gives them back (Cgroups.write_list)."""
     slices = slices_of(snapshot.host, [a.target for a in back])
     if not slices:
         return projected
-    lists = [
-        a.target.path
-        for a in back
-        if isinstance(a.target, CpusetFile) and a.target.file == CPUS and a.target.path in slices
-    ]
     had = {t.key: t.cpuset_effective for g in snapshot.guests for t in g.threads}
     given = {a.target.thread for a in back if isinstance(a.target, _PINS)}
 
     def forgotten(thread: Thread) -> Thread:
-        paths = slices if thread.affinity == had[thread.key] else lists
-        below = any(thread.cgroup.startswith(f"{path}/") for path in paths)
-        if not below or thread.key in given or thread.cpuset_effective is None:
+        wide = thread.cpuset_effective
+        below = any(thread.cgroup.startswith(f"{path}/") for path in slices)
+        own = thread.affinity != had[thread.key]
+        if wide is None or not below or own or thread.key in given:
             return thread
-        return replace(thread, affinity=thread.cpuset_effective)
+        return replace(thread, affinity=wide)
 
     guests = (replace(g, threads=tuple(map(forgotten, g.threads))) for g in projected.guests)
     return replace(projected, guests=tuple(guests))
@@ -257,8 +253,10 @@ def _released(inputs: Inputs, judged: Judged) -> frozenset[Target]:
         and _is_applied(snapshot.host, present.value(t), v)
     }
     # A thread leaves a realtime class before it may run on other CPUs again, where it moves too; if
-    # the policy still asks for the class, the rest of the plan gives it back.
+    # the policy still asks for the class, the rest of the plan gives it back. So does one that is
+    # to float in a root domain, whose CPUs it gets before its budget.
     unpinned = {t.thread for t in out if isinstance(t, ThreadAffinity | VcpuPin | ThreadCgroup)}
+    unpinned |= _floating(judged.plan)
     out |= {
         t
         for t, v in applied.items()
@@ -292,6 +290,21 @@ def _asked_by_another(judged: Judged, target: Target, written: Value) -> bool:
         isinstance(other, type(target)) and other.ifindex == target.ifindex and value == written
         for other, value in judged.plan.for_verify.items()
     )
+
+
+def _floating(plan: Plan) -> set[ThreadKey]:
+    """The threads that the plan gives class deadline and, before it, several CPUs."""
+    budgets = {
+        a.target.thread
+        for a in plan.actions
+        if isinstance(a.target, ThreadSched) and is_deadline(a.after)
+    }
+    wide = ((a.target, pinned_cpus(a.after)) for a in plan.actions)
+    return budgets & {
+        target.thread
+        for target, cpus in wide
+        if isinstance(target, ThreadAffinity | VcpuPin) and cpus is not None and len(cpus) > 1
+    }
 
 
 def _rebuilt(snapshot: Snapshot, applied: Mapping[Target, Value], plan: Plan) -> set[str]:

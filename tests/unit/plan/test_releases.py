@@ -531,3 +531,42 @@ def test_a_shared_device_keeps_its_thread_for_the_guest_that_still_asks() -> Non
     settle(host, ask(vr1=threaded, vr2=threaded))
     plan = host.plan(ask(vr1="queue: {macvtap: 50}", vr2=threaded))
     assert [k for k in kinds(plan) if k[0] == "napi-threaded"] == []
+
+
+AUTO = "cpus: {vcpu: auto, vhost: auto}"
+FLOATS = f"{AUTO}\nscheduler: {{vcpu: {{{SHARE}}}}}"
+
+
+def test_a_budget_that_floats_drives_nobody_from_its_root_domain() -> None:
+    """It gives way within it, so the domain does not grow after those who would leave, in every
+    pass."""
+    host = imitated(cpus=12, kernel="6.1")
+    policies = ask(vr1=AUTO, vr2=FLOATS)
+    settle(host, ask(vr2=f"{AUTO}\nscheduler: {{vcpu: {{{FIFO}}}}}"))
+    assert host.apply(host.plan(policies)).failed == ()
+    assert host.plan(policies).actions == ()
+
+
+def test_workers_keep_their_cpus_when_their_root_domain_is_made_anew() -> None:
+    """The executor gives them the masks back that kernels before 6.2 forget."""
+    host = imitated(cpus=12, kernel="6.1")
+    settle(host, ask(vr1=AUTO, vr2=FLOATS))
+    masks = {tid: host.kernel.mask(tid) for tid in (1021, 1022, 2021, 2022)}
+    assert all(len(CpuSet.parse(mask)) == 1 for mask in masks.values())
+    policies = ask(vr1="cpus: {vcpu: 11, vhost: auto}", vr2=FLOATS)
+    assert host.apply(host.plan(policies)).failed == ()
+    assert {tid: host.kernel.mask(tid) for tid in masks} == masks
+    assert host.plan(policies).actions == ()
+
+
+def test_a_thread_leaves_its_realtime_class_before_it_gets_the_cpus_to_float_on() -> None:
+    host = imitated(cpus=12, kernel="6.1")
+    settle(host, ask(vr2=f"{AUTO}\nscheduler: {{vcpu: {{{FIFO}}}}}"))
+    at = host.kernel.mask(2001)
+    seen: list[tuple[str, SchedClass]] = []
+    host.kernel.behind = lambda _: seen.append(
+        (host.kernel.mask(2001), host.kernel.sched_attr(2001).cls)
+    )
+    assert host.apply(host.plan(ask(vr1=AUTO, vr2=FLOATS))).failed == ()
+    assert host.kernel.sched_attr(2001).cls is SchedClass.DEADLINE
+    assert {mask for mask, cls in seen if cls is SchedClass.FIFO} <= {at}

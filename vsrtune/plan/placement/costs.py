@@ -39,7 +39,8 @@ from vsrtune.model.load import WINDOWS, mean
 class Occupant:
     """A vcpu, vhost or NAPI thread with fixed CPUs: listed by hand (``reserves`` them), held by
     an operator, or of a guest that is not managed. ``load`` is Thread.load, ``booked`` its
-    DEADLINE bandwidth (deadline.UNIT), ``links`` the inner links of its guest."""
+    DEADLINE bandwidth (deadline.UNIT), ``links`` the inner links of its guest. One that ``floats``
+    in a root domain gives way within it, so its budget is on no CPU of it."""
 
     guest: str
     role: Role
@@ -48,6 +49,7 @@ class Occupant:
     load: tuple[float, ...] = ()
     booked: int = 0
     links: frozenset[str] = frozenset()
+    floats: bool = False
 
     @property
     def tight(self) -> bool:
@@ -131,6 +133,7 @@ class Party:
     demand: float
     booked: int
     links: frozenset[str]
+    floats: bool = False
 
     def weight(self, other: Party) -> float:
         """The cost of a moment in which both want the same CPU."""
@@ -144,6 +147,8 @@ class Party:
     def clashes(self, other: Party) -> bool:
         """Whether the two must not share a CPU while there is any other. Budgets divide a CPU
         among the vcpus of a guest on purpose."""
+        if self.floats or other.floats:
+            return False
         if self.booked or other.booked:
             return self.guest != other.guest or Role.NAPI in (self.role, other.role)
         return self.guest == other.guest and self.role is other.role is Role.VCPU
@@ -354,7 +359,8 @@ def _demand(load: tuple[float, ...], booked: int, window: int | None) -> float:
 
 def _party(one: Seat | Occupant, window: int | None) -> Party:
     wanted = _demand(one.load or (), one.booked, window)
-    return Party(one.guest, one.role, wanted, one.booked, one.links)
+    floats = isinstance(one, Occupant) and one.floats
+    return Party(one.guest, one.role, wanted, 0 if floats else one.booked, one.links, floats)
 
 
 def _near(parties: Iterable[Party]) -> dict[str, tuple[str, ...]]:
