@@ -42,8 +42,8 @@ _NOT = (
 )
 # The other pages, in the order in which to read them.
 _APPENDIX = (
-    "peers", "frr", "no-harm", "levers", "demo", "queue", "paper", "module-guest", "napi-macvlan",
-    "scale", "events", "bottlenecks",
+    "peers", "frr", "no-harm", "levers", "demo", "queue", "paper", "module-guest", "early-drop",
+    "napi-macvlan", "scale", "events", "bottlenecks",
 )  # fmt: skip
 
 

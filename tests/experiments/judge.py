@@ -233,7 +233,7 @@ def same(both: Both) -> str:
     return "differs" if ratio.shown else "open"
 
 
-def _all(answers: Sequence[str]) -> str:
+def all_of(answers: Sequence[str]) -> str:
     if all(answer == "agrees" for answer in answers):
         return "agrees"
     return "differs" if "differs" in answers else "open"
@@ -266,7 +266,7 @@ def compared(
             load = top(data, ours.run) if ours.load is None else ours.load
             words = {"ours": ours, "theirs": theirs, "load": offered(load), "size": ours.size}
             texts.append(head.format(ratio=both[0], **words))
-        return Verdict(_all(answers), "; ".join(texts))
+        return Verdict(all_of(answers), "; ".join(texts))
 
     return judge
 

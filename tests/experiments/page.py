@@ -103,6 +103,7 @@ _PAGES = (
     Page("levers", "Which settings are worth something", _HELPS, ("levers",)),
     Page("no-harm", "Does the shipped policy ever cost a router anything?", REACHED, ("no-harm",)),
     Page("module-guest", "A router guest on the kernel module", REACHED, ("module-guest",)),
+    Page("early-drop", "Dropping early in a guest's queue", REACHED, ("early-drop",)),
     Page(
         "napi-macvlan", "NAPI-macvlan, macvlan and plain IP forwarding", _AGREES, ("napi-",),
         _NAPI_HEAD,

@@ -73,7 +73,8 @@ class Run:
     after, its balancers too, and all its ``guests`` are the router, addressed as the first of
     them. ``router`` is then the one whose addresses it has.
 
-    ``latency`` sends probes beside the load, for the delay. With ``sessions`` those of its router, which has FRR, are watched (sessions.py).
+    With ``sessions`` those of its router, which has FRR, are watched (sessions.py). With
+    ``latency`` probes are sent beside the load, for the delay.
 
     With a ``bed`` it is not a run of the bench but one of namespace routers (nslab), whose
     topology and method it describes; a configuration then names a kind of virtual device.

@@ -6,6 +6,7 @@ from experiments.plan import Figure
 
 from . import (
     budgets,
+    early_drop,
     fairness,
     fig02,
     fig03,
@@ -60,6 +61,7 @@ FIGURES: tuple[Figure, ...] = (
     fig08.FIGURE,
     fig10.FIGURE,
     module_guest.FIGURE,
+    early_drop.FIGURE,
     *napi_forward.FIGURES,
     *napi_isolation.FIGURES,
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -66,6 +67,15 @@ def test_the_bench_takes_the_specifications(
         wanted = ("+".join(run.guests),) if run.guests else run.together or (run.router,)
         names = ["native" if r.native else r.name for r in spec.routers]
         assert (spec.method.kind, names) == ("sweep", [*wanted])
+
+
+def test_the_module_still_takes_the_patch_of_an_experiment() -> None:
+    patch = TREE / "tests/experiments/early_drop.patch"
+    done = subprocess.run(
+        ["git", "-C", str(TREE), "apply", "--check", str(patch)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_guest_may_be_in_a_group_with_another() -> None:
