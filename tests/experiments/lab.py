@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from experiments.plan import TREE, Boot, Figure, Run
 
-LAB = TREE / "tests" / "lab" / "lab"
+LAB = Path("tests/lab/lab")
 TIME_UP = 75
 # The command's own limit is beyond the budget, by the longest run there is.
 _GRACE = 600
@@ -77,13 +78,13 @@ def _boot_until_done(
 def _boot(boot: Boot, runs: Sequence[tuple[str, Run]], raw: Path, budget: int, commit: str) -> int:
     # A run that alone is longer than the budget still gets its boot.
     enough = max(budget, round(runs[0][1].expected_seconds) + 60)
-    with tempfile.TemporaryDirectory(prefix="vsrtune-results-") as name:
+    with tempfile.TemporaryDirectory(prefix="vsrtune-results-") as name, _tree(boot) as tree:
         share = Path(name)
         (share / "todo.json").write_text(json.dumps(_todo(boot, runs, enough), indent=1))
         # What rates of other runs are taken from.
         if raw.is_dir():
             shutil.copytree(raw, share / "raw")
-        command = [str(LAB), "run", "--release", boot.release, "--cpus", str(boot.cpus)]
+        command = [str(tree / LAB), "run", "--release", boot.release, "--cpus", str(boot.cpus)]
         command += ["--guests", str(len(boot.guests)), "--nic", boot.nic]
         command += ["--frr"] if boot.frr else []
         command += ["--share", name, "--quiet-failure"]
@@ -102,6 +103,22 @@ def _boot(boot: Boot, runs: Sequence[tuple[str, Run]], raw: Path, budget: int, c
                     "\n".join(log.read_text(errors="replace").splitlines()[-15:]), file=sys.stderr
                 )
         return status
+
+
+@contextlib.contextmanager
+def _tree(boot: Boot) -> Iterator[Path]:
+    """The tree, or a copy of its last commit with the boot's patch."""
+    if boot.patch is None:
+        yield TREE
+        return
+    with tempfile.TemporaryDirectory(prefix="vsrtune-patched-") as name:
+        made = subprocess.run(
+            ["git", "-C", str(TREE), "archive", "HEAD"], check=True, stdout=subprocess.PIPE
+        )
+        subprocess.run(["tar", "-xC", name], check=True, input=made.stdout)
+        patch = TREE / "tests/experiments" / boot.patch
+        subprocess.run(["git", "-C", name, "apply", str(patch)], check=True)
+        yield Path(name)
 
 
 def _todo(boot: Boot, runs: Sequence[tuple[str, Run]], budget: int) -> dict[str, Any]:

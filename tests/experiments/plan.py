@@ -55,6 +55,8 @@ class Boot:
     native_routes: int | None = None
     # The routers have FRR, with peers outside (the lab's --frr).
     frr: bool = False
+    # A file beside this one: what the lab's tree differs by.
+    patch: str | None = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ KEEPS of what the fixed queue of 500 does, at every load, and at the highest loa
 most MOST of that queue's; each by the whole interval. It is then to be a key of the policy. A short
 fixed queue is one already, and stands beside the laws.
 
-The module has no such laws. `early_drop.patch` adds them, and the lab builds it so for these runs.
+The module has no such laws: `early_drop.patch` adds them for these runs.
 """
 
 from __future__ import annotations
@@ -33,18 +33,6 @@ _HEAD, _AGE, _CODEL = "oldest of 500", f"older than {DELAY_MS} ms", f"CoDel {DEL
 # What the patched module calls them.
 _LAWS = {_HEAD: 1, _AGE: 2, _CODEL: 3}
 
-_LOAD = """\
-cd /run
-if ! [ -e early ]; then
-	dpkg-deb -x lab/vsrtune-dkms_*.deb early
-	cd early/usr/src/napi-macvlan-*
-	patch -sp2 </mnt/tests/experiments/early_drop.patch
-	make -s KDIR="/lib/modules/$(uname -r)/build"
-	cd /run
-fi
-modprobe tap
-insmod early/usr/src/napi-macvlan-*/napi_macvlan.ko
-"""
 _PARAMETERS = "/sys/module/napi_macvlan/parameters"
 
 
@@ -69,13 +57,13 @@ def _run(release: str, router: str) -> str:
 
 
 def _runs(release: str, router: str) -> tuple[Run, Run]:
-    boot = Boot(f"early-drop-{router}-{release}", release, guests=(_ROUTERS[router],))
+    name = f"early-drop-{router}-{release}"
+    boot = Boot(name, release, guests=(_ROUTERS[router],), patch="early_drop.patch")
     run = _run(release, router)
     return (
         Run(f"{run}-peak", boot, (untuned(),), rates=(12000,), seconds=2.0, pairs=5, seed=71),
         Run(
             run, boot, _CONFIGURATIONS, scaled=(f"early-drop/{run}-peak", _TIMES), latency=True, seed=72,
-            before=(("sh", "-ec", _LOAD),), after=(("rmmod", "napi_macvlan"),),
         ),
     )  # fmt: skip
 
