@@ -62,6 +62,7 @@ FIGURES: tuple[Figure, ...] = (
     fig10.FIGURE,
     module_guest.FIGURE,
     early_drop.FIGURE,
+    early_drop.BOOKWORM_FIGURE,
     *napi_forward.FIGURES,
     *napi_isolation.FIGURES,
 )

@@ -12,12 +12,13 @@ The module has no such laws: `early_drop.patch` adds them for these runs.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 from experiments.data import Data
 from experiments.judge import Judge, Place, above, all_of, below, ratios, top
 from experiments.plan import Boot, Claim, Figure, Guest, Run, Verdict, policy, shipped, untuned
-from experiments.text import bounded, ranged, table
+from experiments.text import bounded, offered, ranged, table
 from vsrtune.bench.report import plots
 from vsrtune.bench.spec.model import Trial
 from vsrtune.core.stats import paired_ratio
@@ -25,7 +26,6 @@ from vsrtune.core.stats import paired_ratio
 KEEPS, MOST = 0.95, 0.5
 DELAY_MS = 5
 _TIMES = (1.0, 2.0, 4.0)
-_RELEASES = {"bookworm": "6.1", "trixie": "6.12"}
 # As module_guest has them: the lab's usual one, and one whose overload the machine can send.
 _ROUTERS = {"usual": Guest(), "slow": Guest(rules=1500)}
 _FIXED, _SHORT = "fixed 500", "fixed 100"
@@ -33,6 +33,7 @@ _HEAD, _AGE, _CODEL = "oldest of 500", f"older than {DELAY_MS} ms", f"CoDel {DEL
 # What the patched module calls them.
 _LAWS = {_HEAD: 1, _AGE: 2, _CODEL: 3}
 
+_NAMES = (_FIXED, _SHORT, *_LAWS)
 _PARAMETERS = "/sys/module/napi_macvlan/parameters"
 
 
@@ -52,18 +53,13 @@ _CONFIGURATIONS = (
 )
 
 
-def _run(release: str, router: str) -> str:
-    return f"{release}-{router}"
-
-
-def _runs(release: str, router: str) -> tuple[Run, Run]:
-    name = f"early-drop-{router}-{release}"
-    boot = Boot(name, release, guests=(_ROUTERS[router],), patch="early_drop.patch")
-    run = _run(release, router)
+def _runs(figure: str, release: str, router: str) -> tuple[Run, Run]:
+    boot = Boot(f"{figure}-{router}", release, guests=(_ROUTERS[router],), patch="early_drop.patch")
+    peak = f"{router}-peak"
     return (
-        Run(f"{run}-peak", boot, (untuned(),), rates=(12000,), seconds=2.0, pairs=5, seed=71),
+        Run(peak, boot, (untuned(),), rates=(12000,), seconds=2.0, pairs=5, seed=71),
         Run(
-            run, boot, _CONFIGURATIONS, scaled=(f"early-drop/{run}-peak", _TIMES), latency=True, seed=72,
+            router, boot, _CONFIGURATIONS, scaled=(f"{figure}/{peak}", _TIMES), latency=True, seed=72,
         ),
     )  # fmt: skip
 
@@ -93,86 +89,76 @@ def _reaches(run: str, law: str) -> Judge:
     return judge
 
 
-def _kept(release: str) -> Judge:
-    def judge(data: Data) -> Verdict:
-        found = {
-            law: all_of([_reaches(_run(release, router), law)(data).answer for router in _ROUTERS])
-            for law in _LAWS
-        }
-        good = [law for law, answer in found.items() if answer == "agrees"]
-        answer = "agrees" if good else "differs" if set(found.values()) == {"differs"} else "open"
-        return Verdict(answer, ", ".join(good) or "none of them")
-
-    return judge
+def _kept(data: Data) -> Verdict:
+    found = {
+        law: all_of([_reaches(router, law)(data).answer for router in _ROUTERS]) for law in _LAWS
+    }
+    good = [law for law, answer in found.items() if answer == "agrees"]
+    answer = "agrees" if good else "differs" if set(found.values()) == {"differs"} else "open"
+    return Verdict(answer, ", ".join(good) or "none of them")
 
 
-def _claims(release: str, kernel: str) -> tuple[Claim, ...]:
+def _claims() -> tuple[Claim, ...]:
     return (
         *(
             Claim(
-                f"On {kernel}, the {router} router, {law}: {KEEPS:g} of the rate of a fixed 500, with "
+                f"{law[0].upper()}{law[1:]}, {router} router: {KEEPS:g} of the rate of a fixed 500, with "
                 f"{MOST:g} of its P99 at {_TIMES[-1]:g} times the load.",
-                _reaches(_run(release, router), law),
+                _reaches(router, law),
             )
             for router in _ROUTERS
             for law in (_SHORT, *_LAWS)
         ),
-        Claim(f"On {kernel}, a law reaches that for both routers and is kept.", _kept(release)),
+        Claim("A law reaches that for both routers and is kept.", _kept),
     )
 
 
 def _tables(data: Data) -> list[str]:
     def cells(name: str, value: Callable[[Trial], float], digits: int) -> list[str]:
         """Of all rounds, whether they may be judged or not."""
-        ours, theirs = ([value(t) for t in data.trials(run, n, load)] for n in (name, _FIXED))
+        ours, theirs = ([value(t) for t in data.trials(router, n, load)] for n in (name, _FIXED))
         return [ranged(ours, digits), bounded(paired_ratio(ours, theirs))]
 
     rows = []
-    for release, kernel in _RELEASES.items():
-        for router in _ROUTERS:
-            run = _run(release, router)
-            if not data.has(run):
-                continue
-            for times, load in zip(_TIMES, data.loads(run), strict=True):
-                for name in (_FIXED, _SHORT, *_LAWS):
-                    p50 = [_milliseconds(t, "p50") for t in data.trials(run, name, load)]
-                    row = [f"{kernel}, {router}", f"{times:g}x, {load:,.0f}", name]
-                    row += [*cells(name, lambda t: t.pps, 0), ranged(p50, 1), *cells(name, p99, 1)]
-                    rows.append(row)
+    for router in _ROUTERS:
+        for times, load in zip(_TIMES, data.loads(router), strict=True):
+            for name in _NAMES:
+                p50 = [_milliseconds(t, "p50") for t in data.trials(router, name, load)]
+                row = [router, f"{times:g}x, {load:,.0f}", name, *cells(name, lambda t: t.pps, 0)]
+                rows.append([*row, ranged(p50, 1), *cells(name, p99, 1)])
     heads = ["router", "offered", "lost is", "forwarded", "of fixed 500"]
     return table([*heads, "P50, ms", "P99, ms", "of fixed 500"], rows)
 
 
-def _plots(data: Data) -> Mapping[str, Any]:
+def _plots(figure: str, data: Data) -> Mapping[str, Any]:
     made = {}
-    for release, kernel in _RELEASES.items():
-        for router in _ROUTERS:
-            run = _run(release, router)
-            if not data.has(run):
-                continue
-            names = (_FIXED, _SHORT, *_LAWS)
-            columns = [[p99(t) for t in data.trials(run, n, top(data, run))] for n in names]
-            title = f"P99 in overload, {router} router on {kernel}"
-            made[f"early-drop-{run}"] = plots.scatter(names, columns, title, "milliseconds")
+    for router in _ROUTERS:
+        load = top(data, router)
+        columns = [[p99(t) for t in data.trials(router, name, load)] for name in _NAMES]
+        title = f"P99 of the {router} router, {offered(load)}"
+        made[f"{figure}-{router}"] = plots.scatter(_NAMES, columns, title, "milliseconds")
     return made
 
 
-FIGURE = Figure(
-    id="early-drop",
-    title="Dropping early in a guest's queue",
-    paper="",
-    ours="One router of one vcpu on two CPUs, on napi_macvtap, with the shipped policy; the slow one has "
-    f"{_ROUTERS['slow'].rules:,} routing rules. A load is so many times what it forwards untuned on macvtap. "
-    "What is lost: a new frame when the queue has 500 or 100 (fixed, tail drop); the oldest of 500; "
-    f"every frame that has waited for {DELAY_MS} ms; what CoDel's law names, target {DELAY_MS} ms, interval "
-    f"{20 * DELAY_MS} ms. The oldest is looked at when a new one arrives, in tap.ko's ring itself, because "
-    "its reader tells nobody when it takes one. The delay is one way through the whole router, guest "
-    "included; lost probes have none.",
-    runs=tuple(
-        run for release in _RELEASES for router in _ROUTERS for run in _runs(release, router)
-    ),
-    claims=tuple(claim for release, kernel in _RELEASES.items() for claim in _claims(release, kernel)),
-    plots=_plots,
-    native=None,
-    tables=_tables,
-)  # fmt: skip
+def _figure(figure: str, release: str, title: str) -> Figure:
+    return Figure(
+        id=figure,
+        title=title,
+        paper="",
+        ours="One router of one vcpu on two CPUs, on napi_macvtap, with the shipped policy; the slow one has "
+        f"{_ROUTERS['slow'].rules:,} routing rules. A load is so many times what it forwards untuned on "
+        "macvtap. What is lost: a new frame when the queue has 500 or 100 (fixed, tail drop); the oldest of "
+        f"500; every frame that has waited for {DELAY_MS} ms; what CoDel's law names, target {DELAY_MS} ms, "
+        f"interval {20 * DELAY_MS} ms. The oldest is looked at when a new one arrives, in tap.ko's ring "
+        "itself, because its reader tells nobody when it takes one. The delay is one way through the whole "
+        "router, guest included; lost probes have none.",
+        runs=tuple(run for router in _ROUTERS for run in _runs(figure, release, router)),
+        claims=_claims(),
+        plots=partial(_plots, figure),
+        native=None,
+        tables=_tables,
+    )  # fmt: skip
+
+
+FIGURE = _figure("early-drop", "trixie", "Dropping early, kernel 6.12 (Debian 13)")
+BOOKWORM_FIGURE = _figure("early-drop-6.1", "bookworm", "Dropping early, kernel 6.1 (Debian 12)")
