@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import errno
 import time
+from collections.abc import Iterator
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting, VanishedError, WriteError
@@ -120,10 +121,18 @@ class Cgroups:
 
     def write_list(self, target: CpusetFile, value: CpusetList) -> None:
         """Write a CPU list, and give threads below their own masks back: 6.1 widens these to the
-        whole new list."""
+        whole new list. A mask of ``value`` is given back unless the thread got another one since:
+        the present list may have cut it, and a kill may have lost it."""
         base = f"{MOUNT}/{target.path}"
         self._check(base, target)
-        keep = {m.thread: m.cpus for m in (*self._own_masks(target), *value.masks)}
+        earlier = {m.thread: m.cpus for m in value.masks}
+        keep: dict[ThreadKey, CpuSet] = {}
+        for key, mask, allowed in self._masks(target):
+            cpus = earlier.get(key)
+            if cpus is not None and mask in (allowed, cpus & allowed):
+                keep[key] = cpus
+            elif mask != allowed:
+                keep[key] = mask
         operation = Operation.CPUSET if target.file == "cpuset.cpus" else Operation.EXCLUSIVE
         try:
             self._calls.write(f"{base}/{target.file}", value.text)
@@ -139,9 +148,13 @@ class Cgroups:
 
     def _own_masks(self, target: CpusetFile) -> tuple[ThreadMask, ...]:
         """Threads below a slice whose masks are narrower than their cpusets."""
+        found = self._masks(target)
+        return tuple(ThreadMask(key, mask) for key, mask, allowed in found if mask != allowed)
+
+    def _masks(self, target: CpusetFile) -> Iterator[tuple[ThreadKey, CpuSet, CpuSet]]:
+        """The threads below a slice, with their masks and the CPUs of their cpusets."""
         if "/" in target.path or target.file != "cpuset.cpus":
-            return ()
-        found: list[ThreadMask] = []
+            return
         for path in self._below(target.path):
             try:
                 tids = self._root.read(f"{MOUNT}/{path}/cgroup.threads").split()
@@ -155,9 +168,8 @@ class Cgroups:
                     mask, allowed = thread.affinity(), thread.allowed()
                 except OSError:
                     continue
-                if allowed is not None and mask != allowed:
-                    found.append(ThreadMask(key, mask))
-        return tuple(found)
+                if allowed is not None:
+                    yield key, mask, allowed
 
     def _below(self, path: str) -> list[str]:
         found = [path]

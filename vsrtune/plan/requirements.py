@@ -26,7 +26,7 @@ from vsrtune.model.guest import (
 )
 from vsrtune.model.host import Host
 from vsrtune.model.plan import Drift, DriftRule, Refusal, Skipped
-from vsrtune.model.root_domains import left_beside
+from vsrtune.model.root_domains import left_beside, slices_of, within
 from vsrtune.model.targets import (
     HOST_REF,
     CpusetFile,
@@ -101,6 +101,14 @@ class Context:
         group = self.host.cpuset(cgroup)
         ours = any(isinstance(t, Partition) and t.path == cgroup for t in self.lists)
         return ours and group is not None and group.valid
+
+    def afloat(self, thread: Thread) -> bool:
+        """Whether a thread has all CPUs of the slice around it, which we made a root domain."""
+        slices = slices_of(self.host, self.lists)
+        return any(
+            within(thread.cgroup, path) and thread.affinity & self.online == cpus
+            for path, cpus in slices.items()
+        )
 
     def held(self, cgroup: str, guests: Collection[str] = ()) -> CpuSet:
         """The CPUs of the partitions for threads of guests, except for ``cgroup`` and those of
@@ -429,6 +437,7 @@ def _request(
     cpus = choice if isinstance(choice, CpuSet) else None
     pool = context.online if thread.role not in DATA_PLANE else out.policy.pool or context.online
     stays = thread.sched.cls is SchedClass.DEADLINE or context.partitioned(thread.cgroup)
+    stays |= out.booked(thread.role) > 0 and context.afloat(thread)
     if stays and choice is AUTO:
         # A thread that we made DEADLINE keeps its root domain for as long as it is in it, and so
         # does one that still waits for the class or runs beside it.

@@ -570,3 +570,28 @@ def test_a_thread_leaves_its_realtime_class_before_it_gets_the_cpus_to_float_on(
     assert host.apply(host.plan(ask(vr1=AUTO, vr2=FLOATS))).failed == ()
     assert host.kernel.sched_attr(2001).cls is SchedClass.DEADLINE
     assert {mask for mask, cls in seen if cls is SchedClass.FIFO} <= {at}
+
+
+def test_undo_gives_back_masks_that_changed_beside_a_floating_budget() -> None:
+    """What a thread had when the list of the slice was written is older than what it got since."""
+    host = imitated(kernel="6.1")
+    one, other = (
+        "cpus: {vhost: {macvtap10: 2, macvtap11: 3}}",
+        "cpus: {vhost: {macvtap10: 3, macvtap11: 2}}",
+    )
+    settle(host, ask(vr1=one, vr2=FLOATS))
+    plan = host.plan(ask(vr1=other, vr2=FLOATS))
+    assert kinds(plan)[:2] == [("thread-affinity", False)] * 2
+    assert host.apply(plan).failed == ()
+    result = host.undo()
+    assert (result.failed, result.left) == ((), ())
+    assert {host.kernel.mask(tid) for tid in (1021, 1022, 2021, 2022)} == {"0-7"}
+
+
+def test_a_budget_that_waits_for_its_thread_to_run_keeps_its_root_domain() -> None:
+    """It floats already; a vcpu that has last run outside cannot have the class yet."""
+    host = imitated(kernel="6.1")
+    policies = ask(vr1=WRONG, vr2=FLOATS)
+    settle(host, policies)
+    assert host.kernel.sched_attr(2001) == Sched()
+    assert kinds(host.plan(policies)) == [("thread-sched", False)]
