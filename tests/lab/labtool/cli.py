@@ -25,7 +25,7 @@ from . import (
     session,
 )
 from .errors import LabError
-from .options import Options
+from .options import NICS, Options
 from .releases import RELEASES
 
 _PACK_FRR = Path(__file__).resolve().parent.parent / "inimage/pack-frr"
@@ -169,7 +169,7 @@ def _parser() -> argparse.ArgumentParser:
     add(
         "--busy", type=_count_or_none, default=0, metavar="N", help="spinning processes in each (0)"
     )
-    add("--nic", choices=("veth", "e1000e"), default="veth", help="lower devices p0 and p1")
+    add("--nic", choices=NICS, default="veth", help="lower devices p0 and p1")
     add("--plain-qemu", action="store_true", help="one more router, pq1, without libvirt")
     add("--apparmor", action="store_true", help="AppArmor and audit are on, as Debian has them")
     add("--ipv6", action="store_true", help="the routers forward IPv6, too")

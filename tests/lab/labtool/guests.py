@@ -70,6 +70,8 @@ class Guest:
     busy: int = 0
     ipv6: bool = False
     frr: bool = False
+    # Its eth0 is a virtual function of p0.
+    vf: bool = False
 
     def mac(self, nic: int) -> str:
         return _mac(self.index, nic)
@@ -124,6 +126,7 @@ def of(options: Options) -> list[Guest]:
             options.busy,
             options.ipv6,
             options.frr,
+            options.nic == "igb",
         )
         for index, name in enumerate(names, start=first)
     ]
@@ -188,9 +191,11 @@ def domain(guest: Guest) -> str:
     queues = f" queues='{guest.queues}'" if guest.queues > 1 else ""
     # OSPF's multicasts come through a macvtap whose filter follows the guest's.
     trust = " trustGuestRxFilters='yes'" if guest.frr else ""
-    interfaces = "\n".join(_interface(guest.mac(nic), nic, queues, trust) for nic in (0, 1))
+    interfaces = [_interface(guest.mac(nic), nic, queues, trust) for nic in (0, 1)]
+    if guest.vf:
+        interfaces[0] = _passed(guest)
     return _domain(
-        guest.name, guest.index, guest.vcpus, _INITRD, guest.kernel_arguments, interfaces,
+        guest.name, guest.index, guest.vcpus, _INITRD, guest.kernel_arguments, "\n".join(interfaces),
         FRR_MEMORY_MIB if guest.frr else MEMORY_MIB,
     )  # fmt: skip
 
@@ -215,6 +220,17 @@ def _interface(mac: str, nic: int, queues: str = "", trust: str = "") -> str:
       <source dev='p{nic}' mode='bridge'/>
       <model type='virtio'/>
       <driver name='vhost'{queues}/>
+      <rom enabled='no'/>
+    </interface>"""
+
+
+def _passed(guest: Guest) -> str:
+    # An 82576 numbers its virtual functions so, below the first bus that is not the root.
+    slot, function = divmod(0x80 + 2 * (guest.index - 1), 8)
+    return f"""\
+    <interface type='hostdev' managed='yes'>
+      <mac address='{guest.mac(0)}'/>
+      <source><address type='pci' domain='0' bus='1' slot='{slot}' function='{function}'/></source>
       <rom enabled='no'/>
     </interface>"""
 

@@ -167,7 +167,8 @@ def _command(
     # TCG emulates AMD's SVM, so KVM inside is the real one. Five-level page tables
     # only make its software page walks longer.
     command += ["-accel", "tcg,thread=multi", "-cpu", "max,la57=off"]
-    command += ["-machine", "pc,vmport=off,hpet=off", "-smp", str(options.cpus)]
+    machine = "q35" if options.nic == "igb" else "pc"
+    command += ["-machine", f"{machine},vmport=off,hpet=off", "-smp", str(options.cpus)]
     each = FRR_MEMORY_MIB + 320 if options.frr else MEMORY_MIB + 160
     command += ["-m", str(2560 + guests * each)]
     command += ["-display", "none", "-serial", f"file:{run / 'serial.log'}"]
@@ -175,7 +176,8 @@ def _command(
         command += ["-no-reboot"]
     command += ["-kernel", str(image.vmlinux), "-initrd", str(run / "boot.cpio")]
     security = "audit=1 apparmor=1" if options.apparmor else "audit=0 apparmor=0"
-    command += ["-append", f"{_KERNEL_ARGUMENTS} {security}"]
+    iommu = " intel_iommu=on iommu=pt" if options.nic == "igb" else ""
+    command += ["-append", f"{_KERNEL_ARGUMENTS} {security}{iommu}"]
     snapshot = "off" if options.mode == "bake" else "on"
     drive = f"file={image.disk},format=raw,if=none,id=disk,cache=unsafe,snapshot={snapshot}"
     command += ["-drive", drive, "-device", "virtio-blk-pci,drive=disk"]
@@ -198,18 +200,23 @@ def _command(
             "-device",
             "virtconsole,chardev=console",
         ]
-    if options.nic == "e1000e":
-        command += _nics(options.host)
+    if options.nic != "veth":
+        command += _nics(options.host, passed=options.nic == "igb")
     if options.member is not None:
         command += linked.devices(options.member)
     return command
 
 
-def _nics(host: int) -> list[str]:
-    """Four e1000e, the first two and the last two joined by a hub each."""
+def _nics(host: int, *, passed: bool) -> list[str]:
+    """Four e1000e, the first two and the last two joined by a hub each. With ``passed``, p0 is an
+    igb below a root port, on bus 1, whose virtual functions an IOMMU lets go to guests."""
     arguments = []
+    if passed:
+        # The IOMMU has to be there before the devices behind it.
+        arguments += ["-device", "intel-iommu,intremap=on", "-device", "pcie-root-port,id=root1"]
     for number in range(4):
         net = f"hubport,id=net{number},hubid={number // 2}"
-        device = f"e1000e,netdev=net{number},mac={nic_mac(host, number)},romfile="
+        model, bus = ("igb", ",bus=root1") if passed and number == 1 else ("e1000e", "")
+        device = f"{model},netdev=net{number},mac={nic_mac(host, number)},romfile={bus}"
         arguments += ["-netdev", net, "-device", device]
     return arguments

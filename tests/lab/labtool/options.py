@@ -7,6 +7,9 @@ from pathlib import Path
 
 from .linked import Member
 
+# What p0 and p1 are. With igb, p0 is one, of which each libvirt router has a virtual function.
+NICS = ("veth", "e1000e", "igb")
+
 
 @dataclass(frozen=True)
 class Options:
