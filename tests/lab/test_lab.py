@@ -102,8 +102,11 @@ WORLD = ("test_world.py",)
 AS_DEBIAN = (*WORLD, "test_tune.py", "test_hotplug.py", "test_travel.py")
 TUTORIAL = ("test_tutorial.py",)
 FRR = ("test_frr.py",)
+# A router that drives a virtual function of its own.
+IGB = ("--cpus", "3", "--vcpus", "2", "--nic", "igb")
+VFIO = ("test_vfio.py",)
 # In the labs of real NICs, with two guests, or in a lab of their own.
-ELSEWHERE = (*ALONE, *GROUPS, *STILL, *REBOOT, *WORLD, *WHOLE, *TUTORIAL, *FRR)
+ELSEWHERE = (*ALONE, *GROUPS, *STILL, *REBOOT, *WORLD, *WHOLE, *TUTORIAL, *FRR, *VFIO)
 # The longest first, since several may run at once.
 MATRIX = [
     Boot("bookworm", "veth", VETH, core=True),
@@ -130,6 +133,8 @@ MATRIX = [
     Boot("trixie", "tutorial", ("--cpus", "2"), TUTORIAL),
     Boot("bookworm", "frr", ("--cpus", "2", "--frr"), FRR),
     Boot("trixie", "frr", ("--cpus", "2", "--frr"), FRR),
+    Boot("bookworm", "vfio", IGB, VFIO),
+    Boot("trixie", "vfio", IGB, VFIO),
     Boot("trixie", "pair", PAIR, GROUPS),
     Boot("bookworm", "pair", PAIR, GROUPS),
 ]

@@ -23,10 +23,12 @@ from vsrtune.model.guest import (
 from vsrtune.model.root_domains import waits_for_domain
 from vsrtune.plan import kernel_threads
 from vsrtune.plan import warnings as plan_warnings
+from vsrtune.plan.interrupt_cpus import lower_nics
 from vsrtune.plan.requirements import label, main_thread
 from vsrtune.plan.safety.standstill import standstills
 
 _NET = "/sys/class/net"
+_PCI = "/sys/bus/pci/devices"
 # Frames that a vhost worker of today's kernels takes at once.
 _BATCH = 64
 # Measured: 1.07 times the frames of the default, which wait for a tenth of a second.
@@ -59,6 +61,25 @@ def vhost(case: Case) -> Iterable[Finding]:
                 "only macvtaps and taps with vhost-net (type direct, bridge) have workers to tune",
                 f"virsh dumpxml {shlex.quote(guest.name)}",
             )
+
+
+def numa(case: Case) -> Iterable[Finding]:
+    """A NIC on another NUMA node than all vcpus of its guest: every frame crosses the nodes."""
+    host = case.snapshot.host
+    nodes = {cpu.id: cpu.node for cpu in host.cpus}
+    for guest in case.snapshot.guests:
+        there = {nodes[cpu] for t in guest.by_role(Role.VCPU) for cpu in t.affinity}
+        nics = ((n.name, n.node, f"{_NET}/{n.name}/device") for n in lower_nics(host, guest))
+        passed = ((d.address, d.node, f"{_PCI}/{d.address}") for d in guest.passed)
+        for name, node, path in (*nics, *passed):
+            if node >= 0 and there and node not in there:
+                cpus = CpuSet(cpu for cpu, of in nodes.items() if of == node)
+                yield warning(
+                    f"{guest.ref}: {name} is on NUMA node {node}, its vcpus are on "
+                    f"{', '.join(map(str, sorted(there)))}: every frame crosses the nodes",
+                    f"cpus.vcpu from CPUs {cpus}, and the guest's memory there (<numatune>)",
+                    f"{path}/numa_node: {node}",
+                )
 
 
 def worker_mapping(case: Case) -> Iterable[Finding]:

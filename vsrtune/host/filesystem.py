@@ -20,12 +20,14 @@ _SMALL, _CHUNK = 4096, 16384
 
 @dataclass(frozen=True, slots=True)
 class FileStat:
-    """The results of stat(2) that readers need: who owns a file, and which file it is."""
+    """The results of stat(2) that readers need: who owns a file, and which file it is. ``rdev`` is
+    the number of a device node."""
 
     uid: int
     mode: int
     dev: int
     ino: int
+    rdev: int = 0
 
 
 class HostRoot(Protocol):
@@ -100,7 +102,7 @@ class LiveRoot(HostRoot):
 
     def stat(self, path: str, *, follow: bool = True) -> FileStat:
         found = os.stat(path, follow_symlinks=follow)
-        return FileStat(found.st_uid, found.st_mode, found.st_dev, found.st_ino)
+        return FileStat(found.st_uid, found.st_mode, found.st_dev, found.st_ino, found.st_rdev)
 
     def readlink(self, path: str) -> str:
         return _escaped(os.readlink(path))

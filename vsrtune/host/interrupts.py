@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.host.filesystem import HostRoot, text_of
-from vsrtune.model.host import Irq
+from vsrtune.model.guest import Irq
 
 _LINE = re.compile(r"\s*(\d{1,9}):((?:\s+\d+)*)\s+(.*)", re.ASCII)
 # The last words when no driver has requested the interrupt: "49152-edge".

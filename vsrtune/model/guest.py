@@ -200,6 +200,33 @@ class Interface:
     counters: TapCounters | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Irq:
+    """An interrupt of a device. ``effective`` (effective_affinity_list) is the truth. ``managed``:
+    the kernel refused to move it in this boot."""
+
+    number: int
+    name: str
+    affinity: CpuSet
+    effective: CpuSet
+    managed: bool = False
+
+    @property
+    def shared(self) -> bool:
+        """True when other devices share the interrupt."""
+        return "," in self.name
+
+
+@dataclass(frozen=True, slots=True)
+class PassedDevice:
+    """A PCI device that its guest drives itself, through VFIO. ``node`` is its NUMA node, -1 for
+    none. ``irqs`` are those that its guest has enabled, in the order of the device's vectors."""
+
+    address: str
+    node: int
+    irqs: tuple[Irq, ...] = ()
+
+
 # What becomes of the frames of an interface that has no tap on the host, by libvirt's type of it.
 _WITHOUT_TAP = {
     "vhostuser": "threads of another process (a switch in user space) move its frames; vsrtune "
@@ -207,7 +234,7 @@ _WITHOUT_TAP = {
     "vdpa": "its vDPA device moves its frames, without a vhost-net worker; vsrtune tunes the vcpus "
     "alone",
     "hostdev": "the guest drives the device itself, without a vhost-net worker; vsrtune tunes the "
-    "vcpus alone, and the device's interrupts stay where they are",
+    "vcpus, and the device's interrupts follow them",
     "pod": "its devices are in its pod's network namespace, where vsrtune does not look; its vhost "
     "workers are tuned, and which device each serves is not known",
     "user": "QEMU or a process beside it moves its frames in user space, too slowly for a router; "
@@ -263,7 +290,7 @@ class Guest:
     ``busy``: libvirt starts, restores, saves or migrates it. ``uid`` is the user that a plain QEMU
     runs as, 0 for all others. ``unconfirmed``: it seems to be libvirt's, but libvirt does not
     answer and has not confirmed it before. ``other_nics`` are those without a place among
-    ``interfaces``."""
+    ``interfaces``, ``passed`` the PCI devices that it drives itself."""
 
     # No slots: see Host.
 
@@ -280,6 +307,7 @@ class Guest:
     uid: int = 0
     unconfirmed: bool = False
     other_nics: tuple[OtherNic, ...] = ()
+    passed: tuple[PassedDevice, ...] = ()
 
     @cached_property
     def ref(self) -> str:

@@ -10,7 +10,7 @@ from functools import cached_property
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model import cpuset_tree
 from vsrtune.model.cpuset_tree import CpusetGroup
-from vsrtune.model.guest import Sched, ThreadKey
+from vsrtune.model.guest import Irq, Sched, ThreadKey
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,23 +25,6 @@ class Cpu:
     siblings: CpuSet
     node: int
     cache: CpuSet = field(default_factory=CpuSet)
-
-
-@dataclass(frozen=True, slots=True)
-class Irq:
-    """An interrupt of a NIC. ``effective`` (effective_affinity_list) is the truth. ``managed``:
-    the kernel refused to move it in this boot."""
-
-    number: int
-    name: str
-    affinity: CpuSet
-    effective: CpuSet
-    managed: bool = False
-
-    @property
-    def shared(self) -> bool:
-        """True when other devices share the interrupt."""
-        return "," in self.name
 
 
 @dataclass(frozen=True, slots=True)

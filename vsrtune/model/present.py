@@ -4,12 +4,12 @@ a change of one."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import Interface, Thread
-from vsrtune.model.host import Host, Irq, Nic, NicQueue, NicThread, SoftirqThread, rps_cpus
+from vsrtune.model.guest import Guest, Interface, Irq, Thread
+from vsrtune.model.host import Host, Nic, NicQueue, NicThread, SoftirqThread, rps_cpus
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import (
     HOST_REF,
@@ -32,9 +32,9 @@ from vsrtune.model.targets import (
 )
 
 
-def irq_target(irq: Irq) -> IrqAffinity:
-    """The CPUs of an interrupt."""
-    return IrqAffinity(HOST_REF, irq.number, irq.name)
+def irq_target(irq: Irq, ref: str = HOST_REF) -> IrqAffinity:
+    """The CPUs of an interrupt: of a lower device, or of one that the guest ``ref`` drives."""
+    return IrqAffinity(ref, irq.number, irq.name)
 
 
 def queue_target(nic: Nic, queue: NicQueue) -> QueueCpus:
@@ -70,6 +70,16 @@ def changed(nic: Nic, target: Target, value: CpuSet | int) -> Nic:
     return nic
 
 
+def passed_changed(guest: Guest, target: IrqAffinity, cpus: CpuSet) -> Guest:
+    """The guest after a change of an interrupt of the devices that it drives itself."""
+
+    def after(irq: Irq) -> Irq:
+        return _moved(irq, cpus) if irq_target(irq, guest.ref) == target else irq
+
+    passed = (replace(device, irqs=tuple(map(after, device.irqs))) for device in guest.passed)
+    return replace(guest, passed=tuple(passed))
+
+
 def _moved(irq: Irq, cpus: CpuSet) -> Irq:
     """The kernel leaves an interrupt on its CPU when the new mask has that CPU; otherwise it takes
     one of the mask."""
@@ -87,12 +97,19 @@ def _of_host(host: Host) -> Iterator[tuple[Target, Value]]:
         yield RrTimeslice(HOST_REF), TimeSlice(host.rr_timeslice_ms)
 
 
+def _passed(guests: Iterable[Guest]) -> Iterator[tuple[Target, Value]]:
+    """The interrupts of devices that guests drive themselves, with their CPUs."""
+    for guest in guests:
+        for device in guest.passed:
+            yield from ((irq_target(i, guest.ref), i.affinity) for i in device.irqs)
+
+
 class PresentValues:
     """The present values of a snapshot's settings."""
 
     def __init__(self, snapshot: Snapshot) -> None:
         self._host = snapshot.host
-        self._of_host = dict(_of_host(snapshot.host))
+        self._others = {**dict(_of_host(snapshot.host)), **dict(_passed(snapshot.guests))}
         self._threads = {t.key: t for g in snapshot.guests for t in g.threads}
         # Guests that share a device may have been observed at different times.
         self._own = {(g.ref, i.ifindex): i for g in snapshot.guests for i in g.interfaces}
@@ -111,7 +128,7 @@ class PresentValues:
             return None if device is None else target.observed(device)
         if isinstance(target, CgroupTarget):
             return self._of_cgroup(target)
-        return self._of_host.get(target)
+        return self._others.get(target)
 
     def shows(self, target: Target) -> bool:
         """Whether the snapshot has the thread, device, queue or interrupt. False for cgroups: it

@@ -241,6 +241,7 @@ class GuestReader:
             uid=process.uid if standing is Standing.PLAIN and not process.machine else 0,
             unconfirmed=standing is Standing.UNKNOWN,
             other_nics=tuple(others),
+            passed=descriptors.passed,
         )
 
     def _kernel_workers(self, threads: Sequence[RawThread]) -> list[RawThread]:

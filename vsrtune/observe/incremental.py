@@ -23,6 +23,7 @@ from vsrtune.model.guest import (
 )
 from vsrtune.model.module_counters import parse as parse_counters
 from vsrtune.model.snapshot import Problem, Snapshot, SnapshotSlice
+from vsrtune.observe.passed_devices import passed_device
 from vsrtune.observe.qemu_processes import Processes, QemuProcess
 from vsrtune.observe.trust import Standing
 
@@ -75,7 +76,8 @@ def recheck(known: ObservationCache, root: HostRoot) -> tuple[ObservationCache, 
 
     Returns the cache with the new counters, and the pids of the QEMUs that have to be re-read: a
     thread is gone, has another class, other CPUs or another cgroup, or is a vhost worker that has
-    run and whose interface a trace could tell; or no vcpu is known. No policy reaches those of
+    run and whose interface a trace could tell; an interrupt of its devices came, went or moved; or
+    no vcpu is known. No policy reaches those of
     other libvirts.
     """
     try:
@@ -101,6 +103,8 @@ def _recounted(
     root: HostRoot, guest: Guest, online: CpuSet, frames: Mapping[str, DeviceFrames]
 ) -> Guest | None:
     """The guest with its counters as they are now; None when it has to be re-read."""
+    if any(passed_device(root, device.address) != device for device in guest.passed):
+        return None
     threads: list[Thread] = []
     for thread in guest.threads:
         now = thread if thread.role is Role.WORKER else _thread(root, thread, online)

@@ -45,6 +45,7 @@ from vsrtune.model.domain_xml import metadata_in, parse
 from vsrtune.model.guest import Sched
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe.observer import Observer, live_observer
+from vsrtune.observe.passed_devices import GROUP_FD
 from vsrtune.observe.tap_backends import MACVTAP_FD, OTHER_VHOST_FDS, TUN_FD, VHOST_NET_FD
 from vsrtune.observe.tracing import RESULTS_PATH, TraceMemory
 from vsrtune.policy.matching import QemuFilter
@@ -310,7 +311,11 @@ def _processes_used(answers: Answers) -> set[str]:
 
 def _matters(answers: Answers, path: str) -> bool:
     link = answers.links.get(path, "")
-    if MACVTAP_FD.fullmatch(link) or link in (TUN_FD, VHOST_NET_FD, *OTHER_VHOST_FDS):
+    if (
+        GROUP_FD.fullmatch(link)
+        or MACVTAP_FD.fullmatch(link)
+        or link in (TUN_FD, VHOST_NET_FD, *OTHER_VHOST_FDS)
+    ):
         return True
     answers.links.pop(path, None)
     answers.errors.pop(path, None)

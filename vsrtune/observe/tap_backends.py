@@ -13,8 +13,9 @@ from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.netdev import NetReader
 from vsrtune.host.procfs import RawThread, napi_device, parse_fdinfo_iff, read_links, read_thread
 from vsrtune.model.domain_xml import DomainNic
-from vsrtune.model.guest import Confidence, Interface
+from vsrtune.model.guest import Confidence, Interface, PassedDevice
 from vsrtune.model.host import NicThread
+from vsrtune.observe.passed_devices import passed_devices
 from vsrtune.observe.qemu_processes import QemuProcess
 
 MACVTAP_FD = re.compile(r"/dev/tap(\d+)", re.ASCII)
@@ -39,12 +40,13 @@ class Backend:
 
 @dataclass(frozen=True, slots=True)
 class Descriptors:
-    """The relevant open descriptors: ``taps`` maps numbers to devices, in number order; the others
-    count those of vhost."""
+    """The relevant open descriptors: ``taps`` maps numbers to devices, in number order; ``passed``
+    are the devices of VFIO's; the others count those of vhost."""
 
     taps: Mapping[int, str]
     vhost_net: int
     vhost_other: int
+    passed: tuple[PassedDevice, ...] = ()
 
     def queues(self, device: str) -> int:
         """Queues of ``device`` that this process holds open."""
@@ -72,6 +74,7 @@ def read_descriptors(root: HostRoot, net: NetReader, pid: int) -> Descriptors:
         taps,
         kinds.count(VHOST_NET_FD),
         sum(kinds.count(k) for k in OTHER_VHOST_FDS),
+        passed_devices(root, pid, links),
     )
 
 

@@ -10,6 +10,7 @@ from typing import cast
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import DATA_PLANE, Interface, Role, SchedClass, Thread, ThreadKey
 from vsrtune.model.plan import Action, Refusal
+from vsrtune.model.present import irq_target
 from vsrtune.model.targets import (
     DEVICE_SETTINGS,
     CgroupDir,
@@ -27,7 +28,7 @@ from vsrtune.plan.deadline.model import RootDomains
 from vsrtune.plan.phases import Draft, Phase, lowers
 from vsrtune.plan.placement.costs import Chosen
 from vsrtune.plan.requirements import Context, PinRequest, Requirements, foreign_deadline, label
-from vsrtune.policy.model import SchedRule, rule_for, sched_keys
+from vsrtune.policy.model import SchedRule, cpus_for, rule_for, sched_keys
 from vsrtune.policy.yaml_reader import dotted, shown
 
 
@@ -51,6 +52,7 @@ def build(
             _pin(requirements, pin, chosen, Phase.PIN_EMULATORS, draft)
         for role in DATA_PLANE:
             _scheduling(context, requirements, role, chosen, found, draft)
+        _interrupts(context, requirements, chosen, draft)
         _queues(context, requirements, claimed, draft)
 
 
@@ -150,6 +152,35 @@ def _scheduling(
         else:
             phase = Phase.RAISE_VCPUS if role is Role.VCPU else Phase.RAISE_WORKERS
         draft.add(phase, action)
+
+
+def _interrupts(
+    context: Context,
+    requirements: Requirements,
+    chosen: Mapping[ThreadKey, Chosen],
+    draft: Draft,
+) -> None:
+    """The interrupts of devices that the guest drives itself go where its vcpus go, for they wake
+    these: vector n to vcpu n, and round again, as drivers spread their queues over the CPUs that
+    they see. Elsewhere they would interrupt another router, or the work of the host's NICs."""
+    guest, policy = requirements.guest, requirements.policy
+    vcpus = guest.by_role(Role.VCPU)
+    for device in guest.passed:
+        name = f"{device.address} interrupts"
+        if cpus_for(policy, Role.VCPU) is None:
+            draft.skip(guest.ref, name, "the policy gives no CPUs to the vcpus that they wake")
+        elif not device.irqs:
+            draft.skip(guest.ref, name, "the guest has not enabled any")
+        elif vcpus:
+            for vector, irq in enumerate(device.irqs):
+                vcpu = vcpus[vector % len(vcpus)]
+                pick = chosen.get(vcpu.key)
+                cpus = vcpu.affinity if pick is None else pick.cpus
+                reason = f"cpus.vcpu: with {label(vcpu)} ({policy.at('cpus', 'vcpu')})"
+                target = irq_target(irq, guest.ref)
+                action = Action.of(target, irq.affinity, cpus, reason)
+                subject = f"irq {irq.number} ({irq.name})"
+                draft.want(Phase.INTERRUPTS, action, context.left_alone(target), subject)
 
 
 def _no_budget(found: RootDomains, thread: Thread) -> str | None:

@@ -54,6 +54,7 @@ def choose(
     for requirements in per_guest:
         nics = lower_nics(context.host, requirements.guest)
         nodes = frozenset(nic.node for nic in nics if nic.node >= 0)
+        nodes |= {device.node for device in requirements.guest.passed if device.node >= 0}
         linked = links[requirements.guest.ref]
         seats += [
             _seat(context, requirements, pin, spare, nodes, linked)

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import Guest, Interface
-from vsrtune.model.host import Host, Irq, Nic, NicThread
+from vsrtune.model.guest import Guest, Interface, Irq
+from vsrtune.model.host import Host, Nic, NicThread
 from vsrtune.policy.model import IRQ_KEYS, Policy, irq_lists
 from vsrtune.policy.yaml_reader import KeyPath
 

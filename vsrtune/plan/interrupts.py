@@ -20,8 +20,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import DATA_PLANE, Guest
-from vsrtune.model.host import IRQBALANCE, Competitor, Host, Irq, Nic, NicQueue
+from vsrtune.model.guest import DATA_PLANE, Guest, Irq
+from vsrtune.model.host import IRQBALANCE, Competitor, Host, Nic, NicQueue
 from vsrtune.model.plan import Action, Refusal
 from vsrtune.model.present import changed, irq_target, queue_target, thread_target
 from vsrtune.model.snapshot import Snapshot

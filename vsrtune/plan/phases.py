@@ -132,7 +132,7 @@ class Draft:
 
 
 def on_lower_device(target: Target) -> bool:
-    """Whether it is an interrupt, a queue or a NAPI thread of a lower device."""
+    """Whether it is an interrupt, or a queue or a NAPI thread of a lower device."""
     of_host = isinstance(target, ThreadAffinity) and target.guest == HOST_REF
     return of_host or isinstance(target, IrqAffinity | QueueCpus)
 

@@ -45,7 +45,7 @@ SETTINGS = {
     "scheduler.napi": "class and priority of NAPI threads",
     "scheduler.softirq": "class and priority of ksoftirqd threads",
     "scheduler.slice": "time slice of class rr",
-    "irq.set": "interrupts, RPS, XPS and NAPI threads of lower devices",
+    "irq.set": "interrupts, and RPS, XPS and NAPI threads of lower devices",
     "napi.threaded": "threaded NAPI of the guest's devices",
     "queue.macvtap": "length of the macvtap queues",
 }

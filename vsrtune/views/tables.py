@@ -16,7 +16,7 @@ from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.text import time_text
 from vsrtune.model.daemon_state import Starved
 from vsrtune.model.deadline import bandwidth, percent
-from vsrtune.model.guest import Guest, Interface, Role, SchedClass, ThreadKey
+from vsrtune.model.guest import Guest, Interface, PassedDevice, Role, SchedClass, ThreadKey
 from vsrtune.model.host import Host, Nic
 from vsrtune.model.module_counters import TapCounters
 from vsrtune.model.plan import Action, Drift, Plan, Refusal, Skipped
@@ -130,6 +130,14 @@ def guest_tables(guest: Guest, threads: Iterable[ThreadView]) -> list[Table]:
                 text=("frames",),
             ),
             Table.of(
+                f"Devices that {guest.ref} drives itself",
+                [
+                    {"address": d.address, "node": str(d.node), "interrupts": _vectors(d)}
+                    for d in guest.passed
+                ],
+                text=("interrupts",),
+            ),
+            Table.of(
                 f"Frames of {guest.ref}, counted by the module",
                 served,
                 spare=("own queue, most", "rings, most", "to siblings"),
@@ -137,6 +145,10 @@ def guest_tables(guest: Guest, threads: Iterable[ThreadView]) -> list[Table]:
             ),
         ),
     ]
+
+
+def _vectors(device: PassedDevice) -> str:
+    return ", ".join(f"{i.number} on {i.effective}" for i in device.irqs) or "none enabled"
 
 
 def _thread(view: ThreadView) -> dict[str, str]:

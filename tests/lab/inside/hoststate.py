@@ -171,11 +171,16 @@ def capture() -> dict[str, str]:
 
 
 def _nics(values: dict[str, str]) -> None:
-    """Interrupts and queues of the NICs below the routers."""
-    for nic in (Path("/sys/class/net/p0"), Path("/sys/class/net/p1")):
-        for irq in (nic / "device/msi_irqs").glob("*"):
+    """Interrupts and queues of the NICs below the routers, interrupts of those that routers drive
+    themselves."""
+    nics = (Path("/sys/class/net/p0"), Path("/sys/class/net/p1"))
+    devices = {nic.name: nic / "device" for nic in nics}
+    devices |= {path.name: path for path in Path("/sys/bus/pci/drivers/vfio-pci").glob("0000:*")}
+    for name, device in devices.items():
+        for irq in device.glob("msi_irqs/*"):
             path = Path(f"/proc/irq/{irq.name}/smp_affinity_list")
-            values[f"{nic.name} irq {irq.name}"] = path.read_text().strip()
+            values[f"{name} irq {irq.name}"] = path.read_text().strip()
+    for nic in nics:
         for file in nic.glob("queues/*/[rx]ps_cpus"):
             with contextlib.suppress(OSError):  # one transmit queue has no XPS
                 values[f"{nic.name} {file.parent.name} {file.name}"] = file.read_text().strip()

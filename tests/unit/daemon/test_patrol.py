@@ -9,7 +9,8 @@ import shell_samples as samples
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.daemon.events.kernel import SELDOM, Patrol
-from vsrtune.model.host import Irq, Nic
+from vsrtune.model.guest import Irq
+from vsrtune.model.host import Nic
 from vsrtune.model.snapshot import Snapshot
 
 

@@ -256,6 +256,12 @@ BAD: list[tuple[str, Case, Severity, str]] = [
         "/proc/1001/stat",
     ),
     ("untuned", guests(VR1), Severity.WARNING, "vsrtune policy init vr1"),
+    (
+        "numa",
+        of_host(nics=tuple(replace(n, node=1) for n in FINE.snapshot.host.nics)),
+        Severity.WARNING,
+        "p0 is on NUMA node 1, its vcpus are on 0",
+    ),
 ]
 
 

@@ -6,7 +6,7 @@ from hosttree import HostTree
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.host.interrupts import parse_interrupts, read_irqs
-from vsrtune.model.host import Irq
+from vsrtune.model.guest import Irq
 
 INTERRUPTS = """\
            CPU0       CPU1       CPU2

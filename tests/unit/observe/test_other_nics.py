@@ -24,7 +24,7 @@ MAC = "02:00:00:00:00:09"
 OWN = f"<mac address='{MAC}'/><model type='virtio'/>"
 VHOST_USER = "threads of another process (a switch in user space) move its frames; vsrtune never "
 VDPA = "its vDPA device moves its frames, without a vhost-net worker; vsrtune tunes the vcpus alone"
-PASSED = "the guest drives the device itself, without a vhost-net worker; vsrtune tunes the vcpus "
+PASSED = "the guest drives the device itself, without a vhost-net worker; vsrtune tunes the vcpus, "
 USER = "QEMU or a process beside it moves its frames in user space, too slowly for a router; "
 
 # As libvirt describes them in a running domain, whose networks it has resolved.

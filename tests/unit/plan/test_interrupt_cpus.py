@@ -11,8 +11,8 @@ from planning_samples import cpus, host, macvtap, router
 from planning_samples import nic as device
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import ThreadKey
-from vsrtune.model.host import Irq, Nic, NicQueue, NicThread
+from vsrtune.model.guest import Irq, ThreadKey
+from vsrtune.model.host import Nic, NicQueue, NicThread
 from vsrtune.observe.recording import replay
 from vsrtune.plan.interrupt_cpus import device_cpus, interrupt_cpus, irqs_of, queue_irqs
 from vsrtune.policy.parser import parse

@@ -24,8 +24,8 @@ from planning_samples import (
 )
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import Guest, Role, Sched, SchedClass, ThreadKey
-from vsrtune.model.host import Irq, Nic, NicQueue, NicThread
+from vsrtune.model.guest import Guest, Irq, Role, Sched, SchedClass, ThreadKey
+from vsrtune.model.host import Nic, NicQueue, NicThread
 from vsrtune.model.plan import Action, Plan, Refusal
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import (

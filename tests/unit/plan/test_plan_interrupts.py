@@ -15,7 +15,8 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import FixedError
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.execute.journal import Journal
-from vsrtune.model.host import Irq, Nic, NicQueue
+from vsrtune.model.guest import Irq
+from vsrtune.model.host import Nic, NicQueue
 from vsrtune.model.targets import HOST_REF, IrqAffinity
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse

@@ -20,8 +20,8 @@ from planning_samples import (
 )
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import Guest, Role, Sched, WorkerKind
-from vsrtune.model.host import Host, Irq, Nic, NicQueue
+from vsrtune.model.guest import Guest, Irq, Role, Sched, WorkerKind
+from vsrtune.model.host import Host, Nic, NicQueue
 from vsrtune.model.snapshot import Snapshot
 
 

@@ -12,6 +12,7 @@ from vsrtune.model.guest import (
     Confidence,
     Guest,
     Interface,
+    Irq,
     NicKind,
     Role,
     Sched,
@@ -20,7 +21,7 @@ from vsrtune.model.guest import (
     ThreadKey,
     WorkerKind,
 )
-from vsrtune.model.host import Cpu, DeadlineCpu, Host, Irq, Nic, SoftirqThread
+from vsrtune.model.host import Cpu, DeadlineCpu, Host, Nic, SoftirqThread
 from vsrtune.model.journal_records import Entry
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot

@@ -9,8 +9,8 @@ from planning_samples import macvtap
 from planning_samples import thread as planned_thread
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import Confidence, Guest, NicKind, Role, Thread, WorkerKind
-from vsrtune.model.host import Competitor, Cpu, Host, Irq, Nic
+from vsrtune.model.guest import Confidence, Guest, Irq, NicKind, Role, Thread, WorkerKind
+from vsrtune.model.host import Competitor, Cpu, Host, Nic
 from vsrtune.model.module_counters import QueueCounters, TapCounters
 from vsrtune.model.snapshot import Problem, Snapshot
 

@@ -13,8 +13,8 @@ import top_scene
 from top_samples import GOLDEN, busy, sample, with_nic
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import Role, Sched, SchedClass, ThreadKey
-from vsrtune.model.host import Irq, SoftirqThread
+from vsrtune.model.guest import Irq, Role, Sched, SchedClass, ThreadKey
+from vsrtune.model.host import SoftirqThread
 from vsrtune.model.load import CpuTimes, DropPlace, FrameRates, GuestFrames
 from vsrtune.model.plan import Action, Plan, Refusal, Skipped
 from vsrtune.model.snapshot import Problem

@@ -147,6 +147,8 @@ def places(snapshot: Snapshot) -> dict[Place, Scope]:
         scope = whose(guest)
         for thread in guest.threads:
             found["cpus", thread.key.tid] = found["scheduler", thread.key.tid] = scope
+        for device in guest.passed:
+            found |= {("irq", irq.number): scope for irq in device.irqs}
         for interface in guest.interfaces:
             for setting in _OF_DEVICES.values():
                 found[setting, interface.target] = scope

@@ -196,13 +196,13 @@ def settings(snapshot: Snapshot | None) -> tuple[str, ...]:
     kernel = ("sched_rt_runtime_us", "sched_rr_timeslice_ms")
     files = ["/sys/devices/system/cpu/online"]
     files += [f"/proc/sys/kernel/{name}" for name in kernel] if below else []
-    for nic in snapshot.host.nics:
-        if nic.name in below:
-            files.append(f"/sys/class/net/{nic.name}/threaded")
-            for irq in nic.irqs:
-                # The first is the requested affinity; the second follows when it fires.
-                files.append(f"/proc/irq/{irq.number}/smp_affinity_list")
-                files.append(f"/proc/irq/{irq.number}/effective_affinity_list")
+    nics = [nic for nic in snapshot.host.nics if nic.name in below]
+    files += [f"/sys/class/net/{nic.name}/threaded" for nic in nics]
+    irqs = [irq for nic in nics for irq in nic.irqs]
+    for irq in irqs + [irq for g in snapshot.guests for device in g.passed for irq in device.irqs]:
+        # The first is the requested affinity; the second follows when it fires.
+        files.append(f"/proc/irq/{irq.number}/smp_affinity_list")
+        files.append(f"/proc/irq/{irq.number}/effective_affinity_list")
     for row in DEVICE_SETTINGS:
         if not row.announced:
             own = {i.target for i in interfaces if i.kind in row.kinds}

@@ -17,7 +17,7 @@ from vsrtune.model.cpuset_tree import CpusetGroup
 from vsrtune.model.guest import Guest, Interface, Role, Sched, Thread, ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.plan import Action, Plan
-from vsrtune.model.present import changed, thread_target
+from vsrtune.model.present import changed, passed_changed, thread_target
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import (
     HOST_REF,
@@ -103,6 +103,10 @@ class Projection:
                 if action.target.guest == HOST_REF:
                     self._below(action.target, cpus)
                 self._thread(key, lambda g, t: replace(t, affinity=cpus))
+            case (IrqAffinity() as irq, CpuSet() as cpus) if irq.guest != HOST_REF:
+                self._guests = [
+                    passed_changed(g, irq, cpus) if g.ref == irq.guest else g for g in self._guests
+                ]
             case (IrqAffinity() | QueueCpus(), CpuSet() as cpus):
                 self._below(action.target, cpus)
             case (RrTimeslice(), TimeSlice(ms=ms)):
