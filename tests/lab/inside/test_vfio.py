@@ -154,8 +154,20 @@ def test_a_router_that_boots_again_is_followed(function: str, libvirt_guest: Lab
     labhelp.sh("lab-wait-forward", guest.name)
     labhelp.wait_for(lambda: are_with_vcpus(guest, function), follows)
     labhelp.stop()
-    default = labhelp.cpu_list(f"0-{labhelp.lab_cpus() - 1}")
-    assert all(labhelp.cpu_list(text) == default for text in affinities(function))
+    node = labhelp.text(f"/sys/bus/pci/devices/{function}/numa_node")
+    default = labhelp.text(f"/sys/devices/system/node/node{node}/cpulist")
+    assert set(affinities(function)) == {default}
+
+
+def test_doctor_compares_numa_nodes(function: str, libvirt_guest: LabGuest, restored: None) -> None:
+    """The function and the last CPU are on node 1."""
+    assert labhelp.text(f"/sys/bus/pci/devices/{function}/numa_node") == "1"
+    last = labhelp.lab_cpus() - 1
+    warns = f"{function} is on NUMA node 1, its vcpus are on 0"
+    for cpus, told in ({*range(last)}, True), ({*range(last + 1)}, False):
+        for tid in libvirt_guest.vcpus().values():
+            os.sched_setaffinity(tid, cpus)
+        assert (warns in labhelp.vsrtune("doctor", "--json", check=False).stdout) is told
 
 
 QEMU = "qemu-system-x86_64 -machine pc,accel=tcg -S -nodefaults -display none -m 16"

@@ -225,12 +225,12 @@ def _interface(mac: str, nic: int, queues: str = "", trust: str = "") -> str:
 
 
 def _passed(guest: Guest) -> str:
-    # An 82576 numbers its virtual functions so, below the first bus that is not the root.
+    # An 82576 numbers its virtual functions so. Its bus is the one below machine._nics's.
     slot, function = divmod(0x80 + 2 * (guest.index - 1), 8)
     return f"""\
     <interface type='hostdev' managed='yes'>
       <mac address='{guest.mac(0)}'/>
-      <source><address type='pci' domain='0' bus='1' slot='{slot}' function='{function}'/></source>
+      <source><address type='pci' domain='0' bus='65' slot='{slot}' function='{function}'/></source>
       <rom enabled='no'/>
     </interface>"""
 

@@ -170,7 +170,10 @@ def _command(
     machine = "q35" if options.nic == "igb" else "pc"
     command += ["-machine", f"{machine},vmport=off,hpet=off", "-smp", str(options.cpus)]
     each = FRR_MEMORY_MIB + 320 if options.frr else MEMORY_MIB + 160
-    command += ["-m", str(2560 + guests * each)]
+    memory = 2560 + guests * each
+    command += ["-m", str(memory)]
+    if options.nic == "igb":
+        command += _nodes(options.cpus, memory)
     command += ["-display", "none", "-serial", f"file:{run / 'serial.log'}"]
     if not options.reboots:
         command += ["-no-reboot"]
@@ -207,16 +210,29 @@ def _command(
     return command
 
 
+def _nodes(cpus: int, memory: int) -> list[str]:
+    """Two NUMA nodes. The last CPU is on node 1, as p0 is (_nics)."""
+    arguments = []
+    for node, of in enumerate((f"0-{cpus - 2}", str(cpus - 1))):
+        arguments += ["-object", f"memory-backend-ram,id=ram{node},size={memory // 2}M"]
+        arguments += ["-numa", f"node,nodeid={node},memdev=ram{node},cpus={of}"]
+    return arguments
+
+
 def _nics(host: int, *, passed: bool) -> list[str]:
     """Four e1000e, the first two and the last two joined by a hub each. With ``passed``, p0 is an
-    igb below a root port, on bus 1, whose virtual functions an IOMMU lets go to guests."""
+    igb below a root port of NUMA node 1, whose virtual functions an IOMMU lets go to guests."""
     arguments = []
+    bus = ""
     if passed:
+        bus = ",bus=pcie.0"
         # The IOMMU has to be there before the devices behind it.
-        arguments += ["-device", "intel-iommu,intremap=on", "-device", "pcie-root-port,id=root1"]
+        far = "pxb-pcie,id=far,bus=pcie.0,bus_nr=64,numa_node=1"
+        for device in ("intel-iommu,intremap=on", far, "pcie-root-port,id=root1,bus=far"):
+            arguments += ["-device", device]
     for number in range(4):
         net = f"hubport,id=net{number},hubid={number // 2}"
-        model, bus = ("igb", ",bus=root1") if passed and number == 1 else ("e1000e", "")
-        device = f"{model},netdev=net{number},mac={nic_mac(host, number)},romfile={bus}"
+        device = "igb,bus=root1" if passed and number == 1 else f"e1000e{bus}"
+        device += f",netdev=net{number},mac={nic_mac(host, number)},romfile="
         arguments += ["-netdev", net, "-device", device]
     return arguments
