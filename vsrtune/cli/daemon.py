@@ -35,7 +35,7 @@ from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.daemon.systemd import Notifier
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
-from vsrtune.host.filesystem import LiveRoot, boot_id
+from vsrtune.host.filesystem import LiveRoot, boot_id, cgroup_root, namespace_of_its_own
 from vsrtune.model.daemon_state import DaemonState, Starved
 from vsrtune.model.load import least_ns
 from vsrtune.model.snapshot import Snapshot
@@ -50,6 +50,12 @@ GC_THRESHOLD = (200_000, 20, 50)
 # Seconds that the probes have to be removed.
 CHANGES_END = 5.0
 METRICS = "127.0.0.1:9178"
+# What the daemon needs in a container, by the capability's bit (linux/capability.h).
+CAPABILITIES = {
+    2: ("DAC_READ_SEARCH", "the descriptors of QEMU, which runs as another user, cannot be listed"),
+    19: ("SYS_PTRACE", "nothing tells whether a process runs a QEMU that is root's"),
+    23: ("SYS_NICE", "CPUs and classes of threads cannot be set"),
+}
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([\w.:%-]*)):([0-9]{1,5})", re.ASCII)
 
 
@@ -68,6 +74,27 @@ class Address(click.ParamType):
         if found is None or not 0 < int(found[3]) < 65536:
             self.fail(f"{text!r} is not HOST:PORT or off", param, ctx)
         return found[1] or found[2], int(found[3])
+
+
+def demand_of_container() -> None:
+    """Raise VsrtuneError when the container of this process hides or forbids what the daemon
+    needs."""
+    lacking = []
+    if namespace_of_its_own("pid"):
+        lacking.append("hostPID: it sees only its own processes, so it finds no guest")
+    if cgroup_root() is None:
+        lacking.append("hostPath /sys/fs/cgroup: the cgroups of the guests are not there")
+    status = LiveRoot().read("/proc/self/status")
+    found = re.search(r"^CapEff:\s*([0-9a-f]+)$", status, re.MULTILINE)
+    held = int(found[1], 16) if found is not None else 0
+    for bit, (name, why) in CAPABILITIES.items():
+        if not held >> bit & 1:
+            lacking.append(f"capability {name}: {why}")
+    if lacking:
+        raise VsrtuneError(
+            f"this container lacks {'; '.join(lacking)}",
+            hint="give it what units/kubernetes/base/daemonset.yaml lists",
+        )
 
 
 @click.command()
@@ -145,6 +172,8 @@ def daemon(
     """
     policies = load_dirs(policy_dirs)  # before anything else: a wrong policy changes nothing
     systemd.setup(verbose)
+    if namespace_of_its_own("cgroup"):
+        demand_of_container()
     gc.set_threshold(*GC_THRESHOLD)
     if not policies:
         systemd.LOGGER.warning("%s", no_policies(policy_dirs))

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import errno
 import os
+import posixpath
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cache
 from itertools import islice
 from typing import Protocol
 
@@ -16,6 +19,9 @@ from vsrtune.host.scheduler import sched_getattr
 from vsrtune.model.guest import Sched
 
 _SMALL, _CHUNK = 4096, 16384
+# Inodes of the namespaces that the kernel starts with (include/linux/proc_ns.h).
+HOST_NAMESPACES = {"cgroup": 0xEFFFFFFB, "pid": 0xEFFFFFFC}
+_CGROUPS = "/sys/fs/cgroup"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,13 +89,16 @@ class HostRoot(Protocol):
 
 
 class LiveRoot(HostRoot):
-    """This host."""
+    """This host. /proc/TID/cgroup reads as it does outside of containers, also in one that has a
+    cgroup namespace of its own."""
 
     def read(self, path: str) -> str:
-        return _text(path, 1)
+        text = _text(path, 1)
+        return _as_on_host(text) if path.endswith("/cgroup") else text
 
     def read_record(self, path: str) -> str:
-        return _text(path, _SMALL)
+        text = _text(path, _SMALL)
+        return _as_on_host(text) if path.endswith("/cgroup") else text
 
     def listdir(self, path: str, most: int | None = None) -> list[str]:
         names: Collection[str]
@@ -141,6 +150,49 @@ class LiveRoot(HostRoot):
         except ObserveError as error:
             error.where = socket
             raise
+
+
+def namespace_of_its_own(kind: str) -> bool:
+    """Whether this process is in another namespace than the host's, ``kind`` one of
+    HOST_NAMESPACES. Raises OSError without /proc."""
+    return os.stat(f"/proc/self/ns/{kind}").st_ino != HOST_NAMESPACES[kind]
+
+
+@cache
+def cgroup_root() -> str | None:
+    """The cgroup that /proc/TID/cgroup calls ``/`` in this process, by its path on the host: "" in
+    the host's cgroup namespace. None when /sys/fs/cgroup is not the host's, so nothing tells."""
+    if not namespace_of_its_own("cgroup"):
+        return ""
+    # Only the root of all cgroups has no type.
+    if os.path.exists(f"{_CGROUPS}/cgroup.type"):
+        return None
+    own, pid = _own_cgroup(_text("/proc/self/cgroup", 1)), str(os.getpid())
+    for place, _, _ in os.walk(_CGROUPS):
+        with suppress(OSError):
+            if pid in _text(f"{place}/cgroup.procs", 1).split():
+                return place.removeprefix(_CGROUPS).removesuffix(own.rstrip("/"))
+    return None
+
+
+def _own_cgroup(text: str) -> str:
+    return next((line[3:] for line in text.splitlines() if line.startswith("0::")), "/")
+
+
+def _as_on_host(text: str) -> str:
+    root = cgroup_root()
+    return seen_from(root, text) if root else text
+
+
+def seen_from(root: str, text: str) -> str:
+    """/proc/TID/cgroup as the host shows it, of the text that a process reads for which ``root`` is
+    the root of cgroup v2: a path outside begins with ``/..`` for each level up
+    (cgroup_namespaces(7))."""
+    lines = text.splitlines()
+    for number, line in enumerate(lines):
+        if line.startswith("0::"):
+            lines[number] = f"0::{posixpath.normpath(f'{root}/{line[3:]}')}"
+    return "".join(f"{line}\n" for line in lines)
 
 
 def boot_id(root: HostRoot | None = None) -> str:

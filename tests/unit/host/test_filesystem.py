@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune.host.filesystem import LiveRoot
+from vsrtune.host.filesystem import LiveRoot, seen_from
 from vsrtune.host.scheduler import sched_getattr
 from vsrtune.model.guest import SchedClass
 
@@ -60,3 +60,26 @@ def test_a_record_is_whole_however_long_it_is(tmp_path: Path) -> None:
         assert root.read_record(str(file)) == root.read(str(file)) == "x" * size
     for path in ("/proc/self/cgroup", "/proc/self/limits", "/proc/version"):
         assert root.read_record(path) == root.read(path) == Path(path).read_text()
+
+
+POD = (
+    "/kubepods.slice/kubepods-burstable.slice/kubepods-burstable-podA.slice/cri-containerd-1.scope"
+)
+
+
+@pytest.mark.parametrize(
+    ("seen", "path"),
+    [
+        ("/", POD),
+        ("/inside/it", f"{POD}/inside/it"),
+        ("/../cri-containerd-2.scope", f"{POD.rpartition('/')[0]}/cri-containerd-2.scope"),
+        ("/../../../../init.scope", "/init.scope"),
+        ("/../../../..", "/"),
+        ("/../../../../a b (deleted)", "/a b (deleted)"),
+    ],
+)
+def test_paths_of_cgroups_as_seen_from_a_container(seen: str, path: str) -> None:
+    """By cgroup_namespaces(7). test_container.py has a real one."""
+    assert seen_from(POD, f"0::{seen}\n") == f"0::{path}\n"
+    both = f"4:memory:/../x\n0::{seen}\n"
+    assert seen_from(POD, both) == f"4:memory:/../x\n0::{path}\n"
