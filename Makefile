@@ -1,6 +1,6 @@
 # Everything a developer or CI runs. `make demo` and `make test` set up what they need.
 .DEFAULT_GOAL := help
-.PHONY: help setup deb release lint lint-packages unit netns kmod kmod-debug lab pair test test-all browser screenshots fuzz mutants demo soak events bottlenecks results bench-scale format clean
+.PHONY: help setup deb container release lint lint-packages unit netns kmod kmod-debug lab pair test test-all browser screenshots fuzz mutants demo soak events bottlenecks results bench-scale format clean
 SHELL := /bin/bash
 CACHE = $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/vsrtune
 SUITE := tests/unit tests/browser tests/netns tests/lab
@@ -14,6 +14,9 @@ setup: ## Debian packages and the development environment, outside the tree
 deb: ## the .deb files of the working tree, outside it (OUT=DIR); needs neither a lab nor a network
 	@tests/lab/lab package --output $(or $(OUT),$(CACHE)/debs)
 
+container: ## the image of the DaemonSet's container, outside the tree (OUT=DIR)
+	@tests/lab/lab container --output $(or $(OUT),$(CACHE)/debs)
+
 release: ## .deb files, source, checksums and news of HEAD, outside the tree (OUT=DIR)
 	@tests/release $(or $(OUT),$(CACHE)/release)
 
@@ -23,7 +26,7 @@ lint: setup ## ruff, mypy --strict, shellcheck, yamllint
 	echo "== lint: mypy --strict" && $$venv/bin/mypy && \
 	echo "== lint: shellcheck" && grep -rlE --exclude-dir=.git --exclude='*.md' '^#!/bin/(ba)?sh' . | \
 	xargs $$venv/bin/shellcheck --exclude=SC1091 && \
-	echo "== lint: yamllint" && $$venv/bin/yamllint --strict docs policies debian
+	echo "== lint: yamllint" && $$venv/bin/yamllint --strict docs policies debian units
 
 lint-packages: setup ## lintian on the .deb files, ansible-lint on the role; part of test-all
 	@tests/lint-packages

@@ -12,6 +12,7 @@ from pathlib import Path
 from . import (
     cache,
     chroot,
+    container,
     debugkernel,
     emulator,
     guests,
@@ -65,6 +66,10 @@ def _dispatch(arguments: argparse.Namespace) -> int:
         for made in sorted(package.get().parent.glob("*.deb")):
             print(shutil.copy(made, arguments.output))
         return 0
+    if arguments.verb == "container":
+        arguments.output.mkdir(parents=True, exist_ok=True)
+        print(shutil.copy(container.get(package.get()), arguments.output))
+        return 0
     if arguments.verb == "kmod":
         return _kmod(arguments)
     if arguments.verb == "pair":
@@ -77,7 +82,9 @@ def _dispatch(arguments: argparse.Namespace) -> int:
         disk = debugkernel.get(disk, options.kernel)
     module = kmod.get(disk) if options.kmod and kmod.present() else None
     routing = chroot.output(disk, "frr", _PACK_FRR) if options.frr else None
-    return session.run(options, emulator.get(), disk, session.Brought(deb, module, routing))
+    contained = container.brought(disk, package.get()) if options.container else {}
+    brought = session.Brought(deb, module, routing, contained)
+    return session.run(options, emulator.get(), disk, brought)
 
 
 def _kmod(arguments: argparse.Namespace) -> int:
@@ -136,6 +143,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         apparmor=arguments.apparmor,
         ipv6=arguments.ipv6,
         frr=arguments.frr,
+        container=arguments.container,
         install=not arguments.no_install,
         reboots=arguments.reboots,
         kmod=not arguments.no_kmod,
@@ -174,6 +182,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--apparmor", action="store_true", help="AppArmor and audit are on, as Debian has them")
     add("--ipv6", action="store_true", help="the routers forward IPv6, too")
     add("--frr", action="store_true", help="the libvirt routers have FRR, peers and a firewall")
+    add("--container", action="store_true", help="the image of vsrtune's container, and crun")
     add("--share", type=Path, metavar="DIR", help="appears as /mnt/share, writable")
     add("--reboots", action="store_true", help="CMD may have the lab rebooted, and runs again")
     add("--no-install", action="store_true", help="do not install the working tree")
@@ -199,6 +208,8 @@ def _parser() -> argparse.ArgumentParser:
     two.add_argument("command", nargs="+", metavar="CMD", help="after --, with its arguments")
     deb = verbs.add_parser("package", help="build the .deb of the working tree")
     deb.add_argument("--output", type=Path, default=Path(), metavar="DIR", help="where to (.)")
+    image_of = verbs.add_parser("container", help="build the container image of the working tree")
+    image_of.add_argument("--output", type=Path, default=Path(), metavar="DIR", help="where to (.)")
     module = verbs.add_parser("kmod", help="build and check the kernel module of the working tree")
     module.add_argument("--release", choices=RELEASES, help="default: all")
     verbs.add_parser("clean", help="remove all cached images and packages")

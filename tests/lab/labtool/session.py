@@ -10,7 +10,7 @@ import socket
 import subprocess
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import cpio, guests, progress
@@ -48,12 +48,13 @@ BOOTS = "boots"
 
 @dataclass(frozen=True)
 class Brought:
-    """What a lab is brought: the package of the working tree, what kmod.get returned, and what
-    inimage/pack-frr left."""
+    """What a lab is brought: the package of the working tree, what kmod.get returned, what
+    inimage/pack-frr left, and what container.brought returned."""
 
     package: Path | None = None
     modules: Path | None = None
     frr: Path | None = None
+    container: dict[str, Path] = field(default_factory=dict)
 
 
 def run(options: Options, emulator: Emulator, image: Image, brought: Brought) -> int:
@@ -153,6 +154,9 @@ def _prepare(control: Path, options: Options, brought: Brought) -> None:
         shutil.copy(_LAB / "labtool" / "serial_log.py", control / "kmod-tests")
     if brought.frr is not None:
         shutil.copytree(brought.frr / "root", control / "frr", symlinks=True)
+    for name, path in brought.container.items():
+        copy = shutil.copytree if path.is_dir() else shutil.copy
+        copy(path, control / name)
     if options.member is not None:
         _prepare_link(control, options, options.member)
     (control / "command").write_text("exec " + shlex.join(options.command) + "\n")

@@ -117,3 +117,27 @@ def test_directory_that_is_made_later(tmp_path: Path) -> None:
     writer.join()
     started.watch.stop()
     started.watch.join(10)
+
+
+def test_a_config_map_that_the_kubelet_replaces(tmp_path: Path) -> None:
+    """The policy directory is the link that the kubelet turns to the next version before it removes
+    the one before (AtomicWriter)."""
+    for version in ("..1", "..2", "..3"):
+        (tmp_path / version).mkdir()
+        (tmp_path / version / "a.yaml").write_text(f"guest: {version}\n")
+    link, new = tmp_path / "..data", tmp_path / "..data_tmp"
+    link.symlink_to("..1")
+    started = Watching(link)
+
+    def replace(old: str, fresh: str) -> None:
+        new.symlink_to(fresh)
+        new.rename(link)
+        (tmp_path / old / "a.yaml").unlink()
+        (tmp_path / old).rmdir()
+
+    started.until_told(lambda: replace("..1", "..2"), "the second version")
+    # News of the file and of the directory; it is watched anew before the latter.
+    time.sleep(0.5)
+    started.until_told(lambda: replace("..2", "..3"), "the third version")
+    started.watch.stop()
+    started.watch.join(10)
