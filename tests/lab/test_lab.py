@@ -65,6 +65,7 @@ class Boot:
 VETH = ("--cpus", "3", "--guest-name", "vr 1.ü", "--plain-qemu")
 E1000E = ("--cpus", "3", "--guests", "2", "--vcpus", "2", "--queues", "2", "--nic", "e1000e")
 BENCH = ("--cpus", "3")
+CONTAINER = (*BENCH, "--container")
 PAIR = ("--cpus", "3", "--guests", "2")
 ATTACH = ("test_attach.py",)
 # What depends on the NIC, on queues or on a second guest; the rest would only be repeated.
@@ -79,7 +80,7 @@ FRAMES = ("test_kmod_frames.py", "test_kmod_trust.py", "test_kmod_guest.py")
 # The third puts them into bridges.
 BENCHED = (
     "test_bench_configure.py", "test_deadline.py", "test_proxmox.py", "test_kubevirt.py",
-    "test_bottleneck.py", *FRAMES, "test_napi.py",
+    "test_container.py", "test_bottleneck.py", *FRAMES, "test_napi.py",
 )  # fmt: skip
 ALONE = (*BENCHED, *KMOD, *ATTACH)
 WITH_ATTACH = (*BENCHED, *ATTACH)
@@ -113,8 +114,8 @@ MATRIX = [
     Boot("trixie", "veth", VETH, core=True),
     Boot("bookworm", "e1000e", E1000E, REAL_NIC),
     Boot("trixie", "e1000e", E1000E, REAL_NIC),
-    Boot("bookworm", "bench", BENCH, WITH_ATTACH),
-    Boot("trixie", "bench", BENCH, WITH_ATTACH),
+    Boot("bookworm", "bench", CONTAINER, WITH_ATTACH),
+    Boot("trixie", "bench", CONTAINER, WITH_ATTACH),
     Boot("bookworm", "shared-cpu", SHARED_CPU, STILL),
     Boot("trixie", "shared-cpu", SHARED_CPU, (*STILL, *MODULE), core=True),
     Boot("bookworm", "reboot", ("--cpus", "3", "--reboots"), REBOOT),

@@ -349,6 +349,18 @@ def run_ns(tid: int) -> int:
     return int(Path(f"/proc/{tid}/schedstat").read_text().split()[0])
 
 
+def forwards(guest: LabGuest, tids: Sequence[int], irq_cpus: set[int]) -> None:
+    """Traffic for a second: the router forwards, each of its threads runs, and none where packets
+    arrive."""
+    ran = {tid: run_ns(tid) for tid in tids}
+    traffic = ("--rate", "2000", "--seconds", "1", "--flows", "8")
+    done = sh("lab-traffic", "--guest", guest.name, *traffic)
+    assert json.loads(done.stdout)["forwarded"] > 0
+    for tid, was in ran.items():
+        assert run_ns(tid) > was
+        assert hoststate.last_cpu(tid) not in irq_cpus
+
+
 def untuned_lines(guest: LabGuest, irq: set[int]) -> list[str]:
     """What is not as TUNED says; empty when the guest is tuned."""
     lines = []

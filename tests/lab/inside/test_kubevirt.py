@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -126,6 +127,7 @@ def router(guests: list[LabGuest]) -> Iterator[LabGuest]:
         for device in ("tap0", "veth0", "veth1", "cni0", "cni1"):
             labhelp.sh("ip", "link", "del", device, check=False)
         labhelp.sh("ip", "netns", "del", "pod")
+        shutil.rmtree(STATE / ROUTER)
         labhelp.start_guest(guest)
 
 
@@ -202,13 +204,7 @@ def test_found_planned_tuned_under_traffic_and_undone(
         assert len(labhelp.mask(tid)) == 1
         assert labhelp.mask(tid) <= labhelp.cpu_list(CPUS)
         assert hoststate.sched(tid).startswith(labhelp.realtime_start())
-    ran = {tid: labhelp.run_ns(tid) for tid in threads}
-    traffic = ("--rate", "2000", "--seconds", "1", "--flows", "8")
-    done = labhelp.sh("lab-traffic", "--guest", router.name, *traffic)
-    assert json.loads(done.stdout)["forwarded"] > 0
-    for tid, was in ran.items():
-        assert labhelp.run_ns(tid) > was
-        assert hoststate.last_cpu(tid) not in irq_cpus
+    labhelp.forwards(router, threads, irq_cpus)
     assert "\nno drift" in f"\n{labhelp.vsrtune('verify').stdout}"
     assert tree() == before
     labhelp.stop()

@@ -164,13 +164,7 @@ def test_found_planned_tuned_under_traffic_and_undone(
 
     labhelp.start()
     assert untuned(router, irq_cpus) == []
-    ran = {tid: labhelp.run_ns(tid) for tid in data_plane(router)}
-    traffic = ("--rate", "2000", "--seconds", "1", "--flows", "8")
-    done = labhelp.sh("lab-traffic", "--guest", router.name, *traffic)
-    assert json.loads(done.stdout)["forwarded"] > 0
-    for tid, before in ran.items():
-        assert labhelp.run_ns(tid) > before
-        assert hoststate.last_cpu(tid) not in irq_cpus
+    labhelp.forwards(router, data_plane(router), irq_cpus)
     assert "\nno drift" in f"\n{labhelp.vsrtune('verify').stdout}"
     told = labhelp.vsrtune("doctor", check=False).stdout
     assert "p0 has no interrupts of its own" in told
