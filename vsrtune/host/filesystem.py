@@ -62,6 +62,11 @@ class HostRoot(Protocol):
     def exists(self, path: str) -> bool:
         """Whether the path is there."""
 
+    def read_only(self, path: str) -> bool:  # noqa: ARG002
+        """Whether the file is on a read-only mount here, as /proc/sys is in containers. False of a
+        recorded host."""
+        return False
+
     def processes(self) -> list[tuple[str, int]]:
         """Every process in /proc, with a number that tells it from a later one of the same pid.
         Raises OSError as os.listdir does."""
@@ -118,6 +123,12 @@ class LiveRoot(HostRoot):
 
     def exists(self, path: str) -> bool:
         return os.path.exists(path)
+
+    def read_only(self, path: str) -> bool:
+        try:
+            return bool(os.statvfs(path).f_flag & os.ST_RDONLY)
+        except OSError:
+            return False
 
     def processes(self) -> list[tuple[str, int]]:
         # A process keeps its inode in procfs while the kernel remembers it; a new process of the

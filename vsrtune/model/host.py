@@ -111,7 +111,7 @@ class Competitor:
 class Host:
     """The machine. ``sched_rt_runtime_us`` -1 means no RT throttling. ``cpusets`` is sorted by
     path, and empty without cgroup v2 cpusets. ``deadline`` is empty when the kernel's books are
-    not readable. ``rr_timeslice_ms`` is None when it was not read."""
+    not readable. ``rr_timeslice_ms`` is None when it cannot be read and set."""
 
     # No slots: cached_property stores the results of frequent lookups.
 

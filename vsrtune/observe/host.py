@@ -25,6 +25,7 @@ from vsrtune.observe.tap_backends import read_nic_threads
 from vsrtune.observe.tracing import TraceMemory
 
 _KERNEL = "/proc/sys/kernel"
+_TIMESLICE = "sched_rr_timeslice_ms"
 
 
 class HostReader:
@@ -49,8 +50,10 @@ class HostReader:
     ) -> Host:
         """The host, from the given values and everything else, which is read now."""
         runtime = self._try("sched", partial(self._number, "sched_rt_runtime_us"), 0)
-        # No problem without it: old recordings do not have it.
-        timeslice = ProblemLog().attempt("", partial(self._number, "sched_rr_timeslice_ms"), None)
+        timeslice = None
+        if not self._root.read_only(f"{_KERNEL}/{_TIMESLICE}"):
+            # No problem without it: old recordings do not have it.
+            timeslice = ProblemLog().attempt("", partial(self._number, _TIMESLICE), None)
         guests = tuple(guests)
         online = CpuSet(c.id for c in cpus if c.online)
         return Host(

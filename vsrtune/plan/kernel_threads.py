@@ -190,7 +190,8 @@ def build_timeslice(context: Context, per_guest: Sequence[Requirements], draft: 
     draft.desired.add(target)
     wanted = TimeSlice(milliseconds)
     if context.host.rr_timeslice_ms is None:
-        draft.skip(HOST_REF, _SUBJECT, "the host's was not read")
+        command = f"sysctl kernel.sched_rr_timeslice_ms={milliseconds}"
+        draft.skip(HOST_REF, _SUBJECT, f"it cannot be set here: {command} on the host")
         return
     now = TimeSlice(context.host.rr_timeslice_ms)
     reason = f"scheduler.{key} ({policy.at('scheduler', key)}): equals take turns of {wanted}"

@@ -162,6 +162,25 @@ def test_another_container_takes_over_after_a_kill(
     assert untuned(router)
 
 
+def test_the_default_profile_without_its_time_slice(
+    router: LabGuest,
+    restored: None,
+    start: Start,
+) -> None:
+    """The profile sets ksoftirqd too, and asks for a slice in /proc/sys, which is read-only."""
+    podhelp.write_config_map(VOLUME, {"edge.yaml": f'guest: "{REF}"\ncpus: {{irq: 0}}\n'})
+    container = start()
+    wait_for(container, lambda: "ready: " in container.log, "it is ready")
+    assert tuned(router)
+    for cpu in {cpu for tid in threads_of(router) for cpu in labhelp.mask(tid)}:
+        softirq = hoststate.sched(labhelp.softirq_thread(cpu))
+        assert softirq.startswith(f"policy=1 flags=1 nice=0 priority={labhelp.PRIORITY} ")
+    assert "sysctl kernel.sched_rr_timeslice_ms=8 on the host" in container.exec("plan").stdout
+    assert "no drift" in container.exec("verify").stdout
+    container.kill("TERM")
+    assert container.ended() == 0, container.log
+
+
 def without_capability(name: str) -> Callable[[Json], None]:
     def change(daemonset: Json) -> None:
         container_of(daemonset)["securityContext"]["capabilities"]["add"].remove(name)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -83,3 +85,24 @@ def test_paths_of_cgroups_as_seen_from_a_container(seen: str, path: str) -> None
     assert seen_from(POD, f"0::{seen}\n") == f"0::{path}\n"
     both = f"4:memory:/../x\n0::{seen}\n"
     assert seen_from(POD, both) == f"4:memory:/../x\n0::{path}\n"
+
+
+def test_a_read_only_mount(tmp_path: Path) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("mounting needs root")
+    (tmp_path / "f").touch()
+    code = f"""
+import os, sys
+from vsrtune.host.filesystem import LiveRoot
+root, file = LiveRoot(), {str(tmp_path / "f")!r}
+before = root.read_only(file)
+os.system(f"mount --bind {tmp_path} {tmp_path} && mount -o remount,bind,ro {tmp_path}") and sys.exit(77)
+print(before, root.read_only(file), root.read_only("/nowhere"))
+"""
+    done = subprocess.run(
+        ["unshare", "--mount", "--propagation", "private", sys.executable, "-c", code],
+        capture_output=True, text=True, check=False, cwd=Path(__file__).parents[3],
+    )  # fmt: skip
+    if done.returncode == 77:
+        pytest.skip(f"no bind mounts here: {done.stderr}")
+    assert done.stdout == "False True False\n", done.stderr
