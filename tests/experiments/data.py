@@ -110,6 +110,11 @@ class Data:
     def loads(self, run: str) -> list[float]:
         return sorted({t.load.total for t in self.outcome(run).trials})
 
+    def scaled(self, run: str, factors: Sequence[float], factor: float) -> float:
+        """The load that was ``factor`` times the rate by which a run was scaled, of ascending
+        ``factors``."""
+        return self.loads(run)[factors.index(factor)]
+
     def at(
         self, run: str, configuration: str | None, load: float, size: int | None = None
     ) -> Point:

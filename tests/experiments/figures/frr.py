@@ -58,7 +58,7 @@ def answered(one: Control, what: str) -> float:
 
 
 def _load(data: Data, times: float) -> float:
-    return data.loads(RUN)[TIMES.index(times)]
+    return data.scaled(RUN, TIMES, times)
 
 
 def _keeps(session: str, times: float, configurations: Sequence[str]) -> Judge:
@@ -133,9 +133,17 @@ def _both(judges: Sequence[Judge]) -> Judge:
 
 def told(data: Data, name: str, load: float) -> str:
     """Of a configuration at a load: how often BGP was kept, and how long it was up."""
-    seen = [data.control(RUN, trial) for trial in data.trials(RUN, name, load)]
-    shares = percent(up(o, "bgp") for o in seen)
-    return f"{sum(lasted(o, 'bgp') for o in seen)} of {len(seen)}, {shares} %"
+    seen = _seen(data, name, load)
+    return f"{_kept(seen, 'bgp')}, {percent(up(o, 'bgp') for o in seen)} %"
+
+
+def _seen(data: Data, name: str, load: float) -> list[Control]:
+    """What the peers saw of a configuration at a load, by round."""
+    return [data.control(RUN, trial) for trial in data.trials(RUN, name, load)]
+
+
+def _kept(seen: Sequence[Control], session: str) -> str:
+    return f"{sum(lasted(o, session) for o in seen)} of {len(seen)}"
 
 
 def summary(data: Data) -> list[str]:
@@ -149,11 +157,10 @@ def summary(data: Data) -> list[str]:
         load = _load(data, times)
         row = [f"{times:g}x, {load:,.0f} pps"]
         for name in names:
-            trials = data.trials(RUN, name, load)
-            seen = [data.control(RUN, trial) for trial in trials]
-            row.append(f"{median(t.pps for t in trials):,.0f}")
+            seen = _seen(data, name, load)
+            row.append(f"{data.at(RUN, name, load).pps:,.0f}")
             row.append(f"{100 * median(answered(o, 'snmp') for o in seen):.0f} %")
-            row.append(f"{sum(lasted(o, 'bgp') for o in seen)} of {len(seen)}")
+            row.append(_kept(seen, "bgp"))
         rows.append(row)
     return table(heads, rows)
 
@@ -172,9 +179,9 @@ def _tables(data: Data) -> list[str]:
         load = _load(data, times)
         for name in (*OTHERS, peers.OURS):
             trials = data.trials(RUN, name, load)
-            seen = [data.control(RUN, trial) for trial in trials]
+            seen = _seen(data, name, load)
             cells = [ranged([t.pps for t in trials])]
-            cells += [f"{sum(lasted(o, s) for o in seen)} of {len(seen)}" for s in NAMES]
+            cells += [_kept(seen, s) for s in NAMES]
             cells += [percent(up(o, "bgp") for o in seen), _back(seen), *_delays(seen, "snmp")]
             cells += _delays(seen, "ssh", (0.5,))
             rows.append([f"{times:g}x, {load:,.0f}", name, *cells])

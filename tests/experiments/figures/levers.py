@@ -144,7 +144,7 @@ _SHARES = (0.5, 1.0)
 
 
 def _share(data: Data, share: float) -> float:
-    return data.loads("levers")[_SHARES.index(share)]
+    return data.scaled("levers", _SHARES, share)
 
 
 ISOLATION = Figure(

@@ -46,7 +46,7 @@ def configurations() -> tuple[dict[str, Any], ...]:
 
 def load_of(data: Data, factor: float) -> float:
     """The load of so many times the untuned peak."""
-    return data.loads(RUN)[FACTORS.index(factor)]
+    return data.scaled(RUN, FACTORS, factor)
 
 
 def sooner(factor: float, most: float) -> Judge:
