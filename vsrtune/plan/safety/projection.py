@@ -104,9 +104,7 @@ class Projection:
                     self._below(action.target, cpus)
                 self._thread(key, lambda g, t: replace(t, affinity=cpus))
             case (IrqAffinity() as irq, CpuSet() as cpus) if irq.guest != HOST_REF:
-                self._guests = [
-                    passed_changed(g, irq, cpus) if g.ref == irq.guest else g for g in self._guests
-                ]
+                self._passed(irq, cpus)
             case (IrqAffinity() | QueueCpus(), CpuSet() as cpus):
                 self._below(action.target, cpus)
             case (RrTimeslice(), TimeSlice(ms=ms)):
@@ -154,9 +152,21 @@ class Projection:
         self._before = replace(self._before, host=replace(self._before.host, nics=nics))
         self._host = None
 
+    def _passed(self, irq: IrqAffinity, cpus: CpuSet) -> None:
+        """Change an interrupt of a device that its guest drives itself."""
+        for number in self._named.get(irq.guest, ()):
+            self._guests[number] = passed_changed(self._guests[number], irq, cpus)
+
     @cached_property
     def _homes(self) -> dict[ThreadKey, int]:
         return {t.key: number for number, g in enumerate(self._guests) for t in g.threads}
+
+    @cached_property
+    def _named(self) -> dict[str, list[int]]:
+        found: dict[str, list[int]] = {}
+        for number, guest in enumerate(self._guests):
+            found.setdefault(guest.ref, []).append(number)
+        return found
 
     @cached_property
     def _users(self) -> dict[int, list[int]]:
