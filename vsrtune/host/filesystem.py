@@ -178,7 +178,7 @@ def cgroup_root() -> str | None:
     # Only the root of all cgroups has no type.
     if os.path.exists(f"{_CGROUPS}/cgroup.type"):
         return None
-    own, pid = _own_cgroup(_text("/proc/self/cgroup", 1)), str(os.getpid())
+    own, pid = unified_cgroup(_text("/proc/self/cgroup", 1)), str(os.getpid())
     for place, _, _ in os.walk(_CGROUPS):
         with suppress(OSError):
             if pid in _text(f"{place}/cgroup.procs", 1).split():
@@ -186,7 +186,8 @@ def cgroup_root() -> str | None:
     return None
 
 
-def _own_cgroup(text: str) -> str:
+def unified_cgroup(text: str) -> str:
+    """The cgroup of v2 in the text of /proc/TID/cgroup, "/" for none."""
     return next((line[3:] for line in text.splitlines() if line.startswith("0::")), "/")
 
 

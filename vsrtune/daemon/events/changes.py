@@ -22,6 +22,7 @@ from vsrtune.daemon.events.kernel import whose
 from vsrtune.daemon.events.thread import Background
 from vsrtune.daemon.scope import FULL, Scope
 from vsrtune.daemon.systemd import LOGGER
+from vsrtune.host.filesystem import unified_cgroup
 from vsrtune.model.plan import Culprit, Place
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import NapiThreaded, RrTimeslice, TxQueueLen
@@ -298,7 +299,7 @@ def culprit(seen: Seen) -> Culprit:
     tid = seen.tid
     try:
         with open(f"/proc/{tid}/cgroup", encoding="utf-8", errors="replace") as file:
-            cgroup = next((x[4:] for x in file.read(_MOST).splitlines() if x[:3] == "0::"), "")
+            cgroup = unified_cgroup(file.read(_MOST))
         with open(f"/proc/{tid}/status", encoding="utf-8", errors="replace") as file:
             group = re.search(r"^Tgid:\s*(\d+)$", file.read(_MOST), re.MULTILINE)
     except OSError:
