@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -152,6 +153,9 @@ def test_the_result_holds_what_was_seen_on_both_hosts(hosts: Pair) -> None:
 def test_the_report_stands_beside_the_paper(hosts: Pair) -> None:
     told = hosts.on("lab1", f"vsrtune bench report {RESULT}")
     print(told)
+    if kept := os.environ.get("PAIR_KEPT"):
+        (Path(kept) / "kit.json").write_text(hosts.on("lab1", f"cat {RESULT}"))
+        (Path(kept) / "kit.txt").write_text(told)
     assert "Beside the paper" in told
     (row,) = (line for line in told.splitlines() if "queue 5 / queue 50" in line)
     assert "0.53 (95% 0.51..0.58, 9 pairs)" in row and "not measured" in row
