@@ -43,7 +43,7 @@ _NOT = (
 # The other pages, in the order in which to read them.
 _APPENDIX = (
     "peers", "frr", "no-harm", "levers", "demo", "queue", "paper", "module-guest", "early-drop",
-    "napi-macvlan", "scale", "events", "bottlenecks",
+    "order", "napi-macvlan", "scale", "events", "bottlenecks",
 )  # fmt: skip
 
 
@@ -281,6 +281,7 @@ def _rest(found: _Found) -> list[str]:
         "## The rest, a line each", "",
         *_item(f"**Kernel module**, a guest on it against macvtap: {_tally(found.on('module-guest'))}. Routers "
                f"in namespaces, better than the kernel's macvlan: {_gain(module)}.{better}"),
+        *_item(f"**Order within a flow**: {_tally(found.on('order'))}."),
         *_item(f"**Groups**, several members (PVR) forward more than one: {_gain(gains)}. Of balancers and "
                f"routers (MSR): {_gain(stages)}."),
         *_item(f"**Cost**: {_cost(found.docs)}"),

@@ -252,7 +252,7 @@ def peak(run: dict[str, Any]) -> float:
 
 def method(run: dict[str, Any], repeats: int) -> dict[str, Any]:
     """A sweep, or with loads of their own for several routers a test of fairness."""
-    common = {"seconds": run["seconds"], "repeats": repeats, "latency": run["latency"]}
+    common = {"repeats": repeats, **{key: run[key] for key in ("seconds", "latency", "reordering")}}
     if not run["by_router"]:
         sizes = {"sizes": list(run["sizes"])} if run["sizes"] else {}
         return {"kind": "sweep", "rates": rates(run), **sizes, **common}

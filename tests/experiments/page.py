@@ -100,6 +100,7 @@ _PAGES = (
     Page("paper", "The papers' figures, measured again", _AGREES, tail=_WAITS),
     Page("peers", "What else an operator could use", REACHED, ("peers",)),
     Page("frr", "Real router software under overload", REACHED, ("frr",)),
+    Page("order", "Whether frames of a flow change places", REACHED, ("order",)),
     Page("levers", "Which settings are worth something", _HELPS, ("levers",)),
     Page("no-harm", "Does the shipped policy ever cost a router anything?", REACHED, ("no-harm",)),
     Page("module-guest", "A router guest on the kernel module", REACHED, ("module-guest",)),

@@ -76,7 +76,8 @@ class Run:
     them. ``router`` is then the one whose addresses it has.
 
     With ``sessions`` those of its router, which has FRR, are watched (sessions.py). With
-    ``latency`` probes are sent beside the load, for the delay.
+    ``latency`` probes are sent beside the load, for the delay; with ``reordering`` the order of frames
+    within a flow is looked at.
 
     With a ``bed`` it is not a run of the bench but one of namespace routers (nslab), whose
     topology and method it describes; a configuration then names a kind of virtual device.
@@ -99,6 +100,7 @@ class Run:
     pairs: int = PAIRS
     seed: int = 1
     latency: bool = False
+    reordering: bool = False
     # Command lines around it, for what is not running in a lab by itself.
     before: tuple[tuple[str, ...], ...] = ()
     after: tuple[tuple[str, ...], ...] = ()

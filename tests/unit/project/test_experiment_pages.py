@@ -17,7 +17,7 @@ pytest.importorskip("matplotlib")
 
 from experiments import found, judge, lab, page, reserve
 from experiments.data import Data
-from experiments.figures import FIGURES, frr, peers
+from experiments.figures import FIGURES, frr, order, peers
 from experiments.plan import TREE, Claim, Verdict
 
 from vsrtune.bench.report.files import outcome_to_json
@@ -297,6 +297,47 @@ class TestDelays:
         found = self.answer(tmp_path, 0.01, lost=901, rounds=3)
         assert found.answer == "refused"
         assert found.text == "vsrtune and untuned: at least 100 probes came, in 6 of 9 rounds"
+
+
+class TestOrder:
+    """The rules on frames out of order; nine rounds of three loads, one queue."""
+
+    def answers(
+        self, docs: Path, ours: int, untuned: Sequence[int], looked: int = 1000
+    ) -> list[str]:
+        """Of keeping the order, and of keeping it better than untuned. So many frames of ours are out
+        of order in the last round of the last load, and of untuned in each round of it."""
+        trials = []
+        for turn in range(9):
+            for load in LOADS:
+                for name in order.CONFIGURATIONS:
+                    late = 0
+                    if load == LOADS[-1]:
+                        late = untuned[turn] if name == order.UNTUNED else ours * (turn == 8)
+                    one = samples.trial(name, load, 5000)
+                    trials.append(replace(one, sampled=looked, reordered=late))
+        store(docs, "order/queues-1", compared(trials))
+        ours_claims = [c for c in order.FIGURE.claims if c.text.startswith("1 queue, vsrtune")]
+        return [page.decided(c, Data(docs).of("order")).answer for c in ours_claims]
+
+    @pytest.mark.parametrize(
+        ("ours", "untuned", "looked", "kept", "better"),
+        [
+            (0, [5] * 9, 1000, "agrees", "agrees"),
+            (0, [5] * 9, 999, "open", "agrees"),
+            (1, [5] * 9, 1000, "differs", "agrees"),
+            # One round of nine to the other side is the most that chance does not explain.
+            (6, [5] * 9, 1000, "differs", "agrees"),
+            (6, [5] * 7 + [0, 5], 1000, "differs", "open"),
+            (1, [0] * 9, 1000, "differs", "open"),
+            (0, [5] * 6 + [0] * 3, 1000, "agrees", "agrees"),
+            (0, [5] * 5 + [0] * 4, 1000, "agrees", "open"),
+        ],
+    )
+    def test_the_order_is_kept_by_every_frame(
+        self, tmp_path: Path, ours: int, untuned: list[int], looked: int, kept: str, better: str
+    ) -> None:
+        assert self.answers(tmp_path, ours, untuned, looked) == [kept, better]
 
 
 class TestSessions:
