@@ -156,6 +156,8 @@ def _forwards(found: _Found) -> list[str]:
             cells = [_said(decided(Claim("", judge), data)) for judge in judges]
             rows.append([kernel, f"{factor:g}x, {load:,.0f} pps", *cells])
         aims.append(f"{kernel}, {_tally(found.of(figure.id))}")
+    if found.data.of(peers.NIC_FIGURE.id).has(peers.RUN):
+        aims.append(f"with interrupts, on e1000e, {_tally(found.of(peers.NIC_FIGURE.id))}")
     return [
         "## How much more a router forwards, and how much sooner", "",
         *table(("", "offered", "more than untuned", "more than with libvirt's pins", _DELAY), rows), "",

@@ -38,6 +38,7 @@ FIGURES: tuple[Figure, ...] = (
     no_harm.FIGURE,
     peers.FIGURE,
     peers.BOOKWORM_FIGURE,
+    peers.NIC_FIGURE,
     frr.FIGURE,
     frr.BOOKWORM_FIGURE,
     order.FIGURE,
