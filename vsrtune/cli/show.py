@@ -40,14 +40,19 @@ from vsrtune.model.journal_records import Entry
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot, SnapshotSlice
 from vsrtune.model.stepdown import Steps
+from vsrtune.observe import samples
 from vsrtune.observe.config_files import load_dirs
-from vsrtune.observe.load import load, read_schedstat
+from vsrtune.observe.load import load
 from vsrtune.observe.recording import record as save
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.policy.model import Policy
 from vsrtune.views import page_data, tables
-from vsrtune.views.host_view import use_between
 from vsrtune.views.tables import Table, moves_table
+from vsrtune.views.top_frame import Frame, make_frame
+from vsrtune.views.top_tables import bottleneck_table
+
+# The least time in which loads and lost frames are counted.
+_SECONDS = 1.0
 
 
 @click.command()
@@ -66,9 +71,10 @@ def show(
     """Show guests, threads, interfaces, CPUs and interrupts.
 
     Column "mapped" says how sure the interface of a vhost worker is: exact (seen
-    transmitting), order (creation order, counts agree), uncertain, or none. What
-    somebody has changed since vsrtune set it is listed with who it was, as far as that
-    can be known, and what the policy says of it.
+    transmitting), order (creation order, counts agree), uncertain, or none. The stage
+    that limits each guest is judged over a second; `vsrtune top` looks longer. What
+    somebody has changed since vsrtune set it is listed with who it was, as far as that can
+    be known, and what the policy says of it.
 
     \b
     Exit codes: 0 shown, 1 no such guest, 4 the host could not be read.
@@ -85,14 +91,17 @@ def show(
 
     # Other commands report policies and journals that cannot be read.
     plan = current_plan(host, policy_dirs, journal, root)[0] or Plan()
-    shown = {g.ref for g in snapshot.guests}
+    shown = frozenset(g.ref for g in snapshot.guests)
     steps = tables.step_table(s for s in plan.skipped if s.guest in shown)
     drift = tables.drift_table(d for d in plan.drift if not guests or d.target.guest in shown)
+    frame = measure(LiveRoot(), host, shown, _SECONDS)
+    # Without those of whose path nothing is full.
+    limited = replace(frame, bottlenecks=tuple(b for b in frame.bottlenecks if b.where))
     render.show(
         [
             *tables.filled(steps, tables.starved_table(read_starved())),
-            *tables.snapshot_tables(snapshot, measure(LiveRoot(), snapshot)),
-            *tables.filled(drift, _moves(snapshot)),
+            *tables.snapshot_tables(snapshot, budget_use(frame)),
+            *tables.filled(bottleneck_table(limited), drift, _moves(snapshot)),
         ],
         wide=wide,
     )
@@ -211,22 +220,22 @@ def record(file: Path, note: str, trace_seconds: float, uri: str) -> None:
 
 def measure(
     root: HostRoot,
-    snapshot: Snapshot,
-    least_seconds: float = 0.2,
+    host: Snapshot,
+    shown: frozenset[str],
+    least_seconds: float,
     clock: Callable[[], int] = time.monotonic_ns,
     sleep: Callable[[float], None] = time.sleep,
-) -> dict[ThreadKey, float]:
-    """Share of the budget used, by thread, over the longest period, at least
-    ``least_seconds``; without threads that end meanwhile. ``clock`` gives nanoseconds."""
-    threads = [t for g in snapshot.guests for t in g.threads if t.sched.cls is SchedClass.DEADLINE]
-    if not threads:
-        return {}
-    before = {t.key: read_schedstat(root, t.key, clock) for t in threads}
-    sleep(max(least_seconds, *(t.sched.period_ns / 1e9 for t in threads)))
-    found = {}
-    for thread in threads:
-        last = read_schedstat(root, thread.key, clock)
-        share = use_between(thread.sched, before[thread.key], last).budget
-        if share is not None:
-            found[thread.key] = share
-    return found
+) -> Frame:
+    """What the guests (refs) that are ``shown`` do in a time: the longest period of a budget on the
+    host, at least ``least_seconds``. ``clock`` gives nanoseconds."""
+    threads = (t.sched for g in host.guests for t in g.threads)
+    periods = [s.period_ns / 1e9 for s in threads if s.cls is SchedClass.DEADLINE]
+    before = samples.take(root, host, clock)
+    sleep(max(least_seconds, *periods) if shown else 0.0)
+    return make_frame(before, samples.take(root, host, clock), only=shown)
+
+
+def budget_use(frame: Frame) -> dict[ThreadKey, float]:
+    """The used share of its budget, by thread."""
+    shares = {view.thread.key: view.use.budget for view in frame.threads}
+    return {key: share for key, share in shares.items() if share is not None}

@@ -239,3 +239,13 @@ def test_injected_bottlenecks_are_named(bed: Bed) -> None:
         if not right:
             wrong.append(f"{kind}: {text}")
     assert len(wrong) <= len(turns) // 10, wrong
+
+
+def test_show_names_it_too(bed: Bed) -> None:
+    with bed.sending(4 * bed.peak, 60.0):
+        time.sleep(2.0)
+        told = labhelp.sh("vsrtune", "show", "--wide").stdout
+    assert re.search(
+        rf"^Bottlenecks\n.*\n +{re.escape(bed.guest.ref)} +vcpu 0", told, re.MULTILINE
+    ), told
+    assert "Bottlenecks" not in labhelp.sh("vsrtune", "show").stdout

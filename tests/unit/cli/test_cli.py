@@ -39,6 +39,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     for module in ("host.filesystem", "cli.apply", "cli.show"):
         monkeypatch.setattr(f"vsrtune.{module}.boot_id", lambda: samples.BOOT)
     monkeypatch.setattr("vsrtune.cli.apply.LiveSysOps", lambda **_: run.host)
+    monkeypatch.setattr("vsrtune.cli.show._SECONDS", 0.0)
     return run
 
 
