@@ -26,6 +26,11 @@
 #define NMV_TAP_QUEUE_LEN	500	/* frames, default of a tap ring */
 /* For so long frames may wait in a ring that nobody takes one from. */
 #define NMV_TAP_PATIENCE	(HZ / 4)
+/* So long after a frame was lost at a ring, so many of its places, and of a
+ * short one an eighth, are for control frames alone.
+ */
+#define NMV_TAP_FULL		HZ
+#define NMV_TAP_RESERVE		64
 
 /* What "ethtool -S" shows of every device, in this order. */
 enum nmv_stat {
@@ -98,6 +103,7 @@ struct nmv_tapq_pcpu {
  * @read_to: the place in the ring from which the next frame is taken, as last
  *	looked at
  * @read_at: jiffies when that was new, or the ring empty
+ * @full_at: jiffies when a frame was last lost at the ring
  * @tx_packets: frames sent through it
  * @tid: of the task that sent last, in the initial pid namespace
  * @sender: the task that is sending now
@@ -111,6 +117,7 @@ struct nmv_tapq {
 	u32			ring_high_water;
 	u32			read_to;
 	unsigned long		read_at;
+	unsigned long		full_at;
 	atomic64_t		tx_packets;
 	pid_t			tid;
 	struct task_struct	*sender;
@@ -295,6 +302,7 @@ void nmv_tap_detach(struct nmv_dev *nd);
 /* taprx.c */
 void nmv_tap_rx_dropped(struct tap_dev *tap);
 bool nmv_is_discovery(const struct sk_buff *skb);
+bool nmv_is_control(const struct sk_buff *skb);
 rx_handler_result_t nmv_tap_receive(struct sk_buff **pskb);
 bool nmv_tap_early_drop(struct nmv_dev *nd, struct sk_buff *skb,
 			enum skb_drop_reason *reason);

@@ -186,9 +186,49 @@ static int nmv_test_discovery(void)
 	return 0;
 }
 
+static int nmv_test_control(void)
+{
+	struct sk_buff *skb = alloc_skb(128, GFP_KERNEL);
+	bool right = true;
+	u8 *head;
+
+	if (!skb)
+		return -ENOMEM;
+	skb->protocol = htons(ETH_P_ARP);
+	right &= nmv_is_control(skb);
+	skb->protocol = htons(ETH_P_802_2);
+	right &= nmv_is_control(skb);
+	skb->protocol = htons(ETH_P_LLDP);
+	right &= !nmv_is_control(skb);
+	/* Cut short. */
+	skb->protocol = htons(ETH_P_IP);
+	right &= !nmv_is_control(skb);
+	head = skb_put_zero(skb, sizeof(struct ipv6hdr) +
+				 sizeof(struct icmp6hdr));
+	head[1] = 0xc0;
+	right &= nmv_is_control(skb);
+	/* Expedited forwarding is the guest's payload. */
+	head[1] = 0xb8;
+	right &= !nmv_is_control(skb);
+	/* The traffic class lies across two bytes. */
+	skb->protocol = htons(ETH_P_IPV6);
+	head[0] = 0x6c;
+	head[1] = 0x00;
+	right &= nmv_is_control(skb);
+	head[0] = 0x6b;
+	head[1] = 0x80;
+	right &= !nmv_is_control(skb);
+	((struct ipv6hdr *)head)->nexthdr = IPPROTO_ICMPV6;
+	head[sizeof(struct ipv6hdr)] = NDISC_NEIGHBOUR_SOLICITATION;
+	right &= nmv_is_control(skb);
+	kfree_skb(skb);
+	NMV_EXPECT(right);
+	return 0;
+}
+
 /**
  * nmv_selftest() - check hashes, modes, the bounds of the own queue and of rings,
- *	and which frames tell of neighbours
+ *	and which frames tell of neighbours or are control frames
  *
  * Return: 0, or -EINVAL with the failed condition in the kernel's log; then
  * the module does not load
@@ -198,7 +238,7 @@ int nmv_selftest(void)
 	int err;
 
 	err = nmv_test_modes() ?: nmv_test_hash() ?: nmv_test_bound() ?:
-	      nmv_test_ring() ?: nmv_test_discovery();
+	      nmv_test_ring() ?: nmv_test_discovery() ?: nmv_test_control();
 	if (err)
 		return err;
 	pr_info("self-tests passed\n");

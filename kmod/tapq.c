@@ -164,6 +164,7 @@ void nmv_tapq_scan(struct nmv_tap *t)
 				continue;
 			slot->q = q;
 			slot->read_at = jiffies;
+			slot->full_at = jiffies - NMV_TAP_FULL;
 			INIT_LIST_HEAD(&slot->list);
 			nmv_tapq_hook(q);
 		}

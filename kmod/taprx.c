@@ -11,7 +11,9 @@
  */
 #include <linux/icmpv6.h>
 #include <linux/if_tun.h>
+#include <linux/ip.h>
 #include <linux/rtnetlink.h>
+#include <net/dsfield.h>
 #include <net/ipv6.h>
 #include <net/ndisc.h>
 #include "nmv.h"
@@ -197,11 +199,27 @@ static struct nmv_tapq *nmv_tap_slot(struct nmv_tap *t, struct tap_queue *q)
 	return slot;
 }
 
+/*
+ * Places that a frame has to leave to control frames: none before a frame was
+ * lost, because to see the ring fill up takes the reader's cache line.
+ */
+static u32 nmv_tap_leaves(const struct nmv_tapq *slot,
+			  const struct tap_queue *q, const struct sk_buff *skb)
+{
+	if (!slot ||
+	    time_after_eq(jiffies, READ_ONCE(slot->full_at) + NMV_TAP_FULL) ||
+	    nmv_is_control(skb))
+		return 0;
+	return min_t(u32, READ_ONCE(q->ring.size) / 8, NMV_TAP_RESERVE);
+}
+
 /* A frame for a queue found its ring full, and is lost. */
 static void nmv_tap_full(struct nmv_dev *nd, struct nmv_tapq *slot)
 {
 	nmv_tapq_count(slot, true);
 	nmv_count(nd, NMV_RX_DROPPED_RING_FULL, 1);
+	if (slot)
+		WRITE_ONCE(slot->full_at, jiffies);
 	/* The first time between two ticks, perhaps, that it is full. */
 	if (slot && READ_ONCE(slot->ring_high_water) <
 		    READ_ONCE(slot->q->ring.size))
@@ -237,7 +255,7 @@ bool nmv_tap_early_drop(struct nmv_dev *nd, struct sk_buff *skb,
 		return true;
 	}
 	slot = nmv_tap_slot(t, q);
-	if (nmv_ring_room(&q->ring, 1))
+	if (nmv_ring_room(&q->ring, 1 + nmv_tap_leaves(slot, q, skb)))
 		return false;
 	nmv_tap_full(nd, slot);
 	*reason = SKB_DROP_REASON_FULL_RING;
@@ -247,19 +265,22 @@ bool nmv_tap_early_drop(struct nmv_dev *nd, struct sk_buff *skb,
 /*
  * One frame into one queue, which is the one that tap.ko will choose for it.
  * Consumes the frame and counts what became of it. Whether a frame finds room
- * is seen by putting it there; only one of several segments has to know before.
+ * is seen by putting it there; only one of several segments, and one that must
+ * leave places to others, has to know before.
  */
 static void nmv_tap_put(struct nmv_dev *nd, struct tap_queue *q,
 			struct sk_buff *skb)
 {
 	struct nmv_tapq *slot = nmv_tap_slot(nd->tap, q);
 	u32 places = nmv_tap_places(&nd->tap->tap, q, skb);
+	u32 leaves = nmv_tap_leaves(slot, q, skb);
 	bool sum = skb->ip_summed == CHECKSUM_PARTIAL;
 	unsigned int len = skb->len + ETH_HLEN;
 
 	if (slot && READ_ONCE(slot->looked) != jiffies)
 		nmv_tapq_look(slot);
-	if (unlikely(places > 1) && !nmv_ring_room(&q->ring, places)) {
+	if (unlikely(places + leaves > 1) &&
+	    !nmv_ring_room(&q->ring, places + leaves)) {
 		nmv_tap_full(nd, slot);
 		kfree_skb_reason(skb, SKB_DROP_REASON_FULL_RING);
 		return;
@@ -313,6 +334,39 @@ bool nmv_is_discovery(const struct sk_buff *skb)
 				  &type_room);
 	return type && *type >= NDISC_ROUTER_SOLICITATION &&
 	       *type <= NDISC_REDIRECT;
+}
+
+/**
+ * nmv_is_control() - does a frame hold networks together
+ * @skb: frame; the data begin after the Ethernet header
+ *
+ * What tells of neighbours, IEEE 802.2 (IS-IS, spanning tree), and IP of the
+ * classes 6 and 7, which routing daemons give their own packets (RFC 4594, 3.1).
+ * Any sender can: who sends everything so is where he was without the classes.
+ *
+ * Return: true if it does
+ */
+bool nmv_is_control(const struct sk_buff *skb)
+{
+	const struct ipv6hdr *ip6;
+	struct ipv6hdr ip6_room;
+	const struct iphdr *ip4;
+	struct iphdr ip4_room;
+
+	switch (skb->protocol) {
+	case htons(ETH_P_IP):
+		ip4 = skb_header_pointer(skb, 0, sizeof(ip4_room), &ip4_room);
+		return ip4 && ip4->tos >= IPTOS_PREC_INTERNETCONTROL;
+	case htons(ETH_P_IPV6):
+		ip6 = skb_header_pointer(skb, 0, sizeof(ip6_room), &ip6_room);
+		if (ip6 && ipv6_get_dsfield(ip6) >= IPTOS_PREC_INTERNETCONTROL)
+			return true;
+		return nmv_is_discovery(skb);
+	case htons(ETH_P_ARP):
+	case htons(ETH_P_802_2):
+		return true;
+	}
+	return false;
 }
 
 /*

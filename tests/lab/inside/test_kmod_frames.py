@@ -114,9 +114,41 @@ def test_ring_full_no_queue_and_shrink(wire: tuple[str, str]) -> None:
         assert kmodhelp.read_all(queue) == 30
         ip("link", "set", "nt", "txqueuelen", "500")
         # More than a socket may have on its way: who sends does not wait for the guest.
-        send(far, mac, 450)
-        check_sum(settle("nt", 740))
-        assert kmodhelp.read_all(queue) == 450
+        send(far, mac, 430)
+        check_sum(settle("nt", 720))
+        assert kmodhelp.read_all(queue) == 430
+
+
+def control(to: str, source: str) -> dict[str, bytes]:
+    """Unicast frames that hold networks together."""
+    head = bytes.fromhex((to + source).replace(":", ""))
+    return discovery(to, source) | {
+        "BGP, class 6": head + b"\x08\x00" + bytes([0x45, 0xC0]) + bytes(44),
+        "IPv6, class 7": head + b"\x86\xdd" + b"\x6e\0\0\0" + bytes(42),
+        "IS-IS": head + bytes([0, 46, 0xFE, 0xFE, 3]) + bytes(43),
+    }
+
+
+def test_a_full_ring_has_places_for_control_frames(wire: tuple[str, str]) -> None:
+    """An eighth of it, from the first loss on."""
+    (far, near) = wire
+    link("nt", near, "napi_macvtap")
+    up("nt")
+    ip("link", "set", "nt", "txqueuelen", "100")
+    to = kmodhelp.mac_of("nt")
+    frames = control(to, kmodhelp.mac_of(far))
+    plain = frames["BGP, class 6"].replace(b"\x45\xc0", b"\x45\xb8")
+    with tap_queue("nt") as queue:
+        counters("nt")
+        for number, (what, data) in enumerate(frames.items(), 1):
+            send(far, to, 150, data=plain)
+            kmodhelp.read_all(queue)
+            send(far, to, 150, data=plain)
+            send(far, to, 20, data=data)
+            check_sum(settle("nt", number * 320))
+            got = [os.read(queue, 1 << 16) for _ in range(100)]
+            assert (got.count(plain), got.count(data)) == (88, 12), what
+            assert kmodhelp.read_all(queue) == 0
 
 
 def test_a_ring_of_a_sibling_is_seen_full_before_the_queue(lower: str) -> None:  # noqa: F811
