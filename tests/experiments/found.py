@@ -206,7 +206,7 @@ def _classes(policy: Policy) -> list[SchedRule]:
 def _sessions(found: _Found) -> list[str]:
     """Of a router with FRR, on each kernel."""
     rows, aims = [], []
-    names = (*frr.OTHERS, peers.OURS)
+    names = frr.CONFIGURATIONS
     for figure in (frr.FIGURE, frr.BOOKWORM_FIGURE):
         data = found.data.of(figure.id)
         kernel = figure.title.rpartition(", ")[2]

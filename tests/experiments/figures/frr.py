@@ -5,6 +5,10 @@ tick, from the first under load until all was back, and counted no loss of it. A
 sessions were up and all routes there decides nothing of sessions. Between trials all have been up for
 BGP's hold time, so that what falls late falls in the trial that doomed it. A session is kept at a load when it is
 in every round. Three rounds are too few for an interval: more, or less, means in each of them.
+
+On the kernel module a full ring has places for control frames alone. There the router's interfaces are
+plugged in anew, and sessions begin anew, before each change between the module and macvtap; trials wait
+for all of them.
 """
 
 from __future__ import annotations
@@ -16,8 +20,8 @@ from typing import Any
 
 from experiments.data import Data
 from experiments.figures import peers
-from experiments.judge import Judge, Place, kept, rounds, top
-from experiments.plan import Boot, Claim, Figure, Run, Verdict, untuned
+from experiments.judge import Judge, Place, kept, rounds
+from experiments.plan import Boot, Claim, Figure, Run, Verdict, policy, shipped, untuned
 from experiments.text import offered, percent, ranged, table
 
 TIMES = (1.0, 2.0, 4.0)
@@ -30,6 +34,8 @@ _UP, _DOWN = "#0072B2", "#D55E00"
 _PEAK = "peak"
 NAMES = {"bgp": "BGP", "ospf": "OSPF", "bfd": "BFD"}
 OTHERS = (peers.UNTUNED, peers.LIBVIRT, peers.TUNED)
+MODULE = "vsrtune, napi_macvtap"
+CONFIGURATIONS = (*OTHERS, peers.OURS, MODULE)
 # What one trial's record says.
 Control = Mapping[str, Any]
 
@@ -75,23 +81,29 @@ def _keeps(session: str, times: float, configurations: Sequence[str]) -> Judge:
     return judge
 
 
-def _more(what: str, value: Callable[[Control], float], others: Sequence[str]) -> Judge:
-    """Whether the tuned router has more of something than each other, in every round, at the
-    highest load; less in every round is the opposite."""
+def _more(
+    what: str,
+    value: Callable[[Control], float],
+    others: Sequence[str],
+    ours: str = peers.OURS,
+    times: float = TIMES[-1],
+) -> Judge:
+    """Whether a tuned router has more of something than each other, in every round; less in every
+    round is the opposite."""
 
     def judge(data: Data) -> Verdict:
         answers, texts = [], []
         for other in others:
             pairs = [
-                (value(a), value(b)) for a, b in watched(data, top(data, RUN), peers.OURS, other)
+                (value(a), value(b)) for a, b in watched(data, _load(data, times), ours, other)
             ]
-            ours, theirs = ([100 * v for v in side] for side in zip(*pairs, strict=True))
+            mine, theirs = ([100 * v for v in side] for side in zip(*pairs, strict=True))
             answers.append(
                 "agrees" if all(a > b for a, b in pairs)
                 else "differs" if all(a < b for a, b in pairs)
                 else "open"
             )  # fmt: skip
-            texts.append(f"{what} {ranged(ours)} %, {other} {ranged(theirs)} %")
+            texts.append(f"{what} {ranged(mine)} %, {other} {ranged(theirs)} %")
         answer = "agrees" if set(answers) == {"agrees"} else "open"
         return Verdict("differs" if "differs" in answers else answer, "; ".join(texts))
 
@@ -99,21 +111,25 @@ def _more(what: str, value: Callable[[Control], float], others: Sequence[str]) -
 
 
 def _claims() -> tuple[Claim, ...]:
-    every = (*OTHERS, peers.OURS)
     most = f"{TIMES[-1]:g} times"
     return (
         Claim(
             "At the untuned peak, each keeps BGP and OSPF.",
-            _both([_keeps(name, TIMES[0], every) for name in ("bgp", "ospf")]),
+            _both([_keeps(name, TIMES[0], CONFIGURATIONS) for name in ("bgp", "ospf")]),
         ),
         *(
-            Claim(f"At {times:g} times it, vsrtune keeps {NAMES[name]}.", _keeps(name, times, [peers.OURS]))
+            Claim(f"At {times:g} times it, {ours} keeps {NAMES[name]}.", _keeps(name, times, [ours]))
             for times in TIMES[1:]
+            for ours in (peers.OURS, MODULE)
             for name in NAMES
         ),
         Claim(
             f"At {most} it, BGP is up for more of the time than with each other.",
             _more("vsrtune", partial(up, session="bgp"), OTHERS),
+        ),
+        Claim(
+            f"At {most} it, BGP is up for more of the time on the module than on macvtap.",
+            _more(MODULE, partial(up, session="bgp"), [peers.OURS], MODULE),
         ),
         Claim(
             f"At {most} it, more requests of SNMP are answered than with each other.",
@@ -177,7 +193,7 @@ def _tables(data: Data) -> list[str]:
     rows = []
     for times in TIMES:
         load = _load(data, times)
-        for name in (*OTHERS, peers.OURS):
+        for name in CONFIGURATIONS:
             trials = data.trials(RUN, name, load)
             seen = _seen(data, name, load)
             cells = [ranged([t.pps for t in trials])]
@@ -224,7 +240,7 @@ def _plots(figure: str, title: str, data: Data) -> Mapping[str, Any]:
     for axes, times in zip(drawn.subplots(1, len(TIMES), sharey=True), TIMES, strict=True):
         load = _load(data, times)
         axes.set_title(f"{times:g}x, {offered(load)}", fontsize=9)
-        for row, name in enumerate((*OTHERS, peers.OURS)):
+        for row, name in enumerate(CONFIGURATIONS):
             trials = data.trials(RUN, name, load)
             for number, trial in enumerate(trials):
                 seen = data.control(RUN, trial)
@@ -233,7 +249,7 @@ def _plots(figure: str, title: str, data: Data) -> Mapping[str, Any]:
                     place = row + 0.8 * number / len(trials) - 0.4
                     axes.broken_barh(spans, (place, 0.7 / len(trials)), facecolors=colour)
         axes.axvline(max(t.seconds for t in trials), color="#000000", linewidth=0.9, linestyle=":")
-        axes.set_yticks(range(len(OTHERS) + 1), (*OTHERS, peers.OURS), fontsize=8)
+        axes.set_yticks(range(len(CONFIGURATIONS)), CONFIGURATIONS, fontsize=8)
         axes.set_xlabel("seconds", fontsize=8)
         axes.tick_params(axis="x", labelsize=8)
     drawn.axes[0].invert_yaxis()
@@ -242,6 +258,18 @@ def _plots(figure: str, title: str, data: Data) -> Mapping[str, Any]:
         fontsize=7.5,
     )
     return {figure: drawn}
+
+
+def _waits(configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """The configuration, with a wait for all sessions at the end of its beginning."""
+    words = ["sh", "-ec", '"$@"\n/run/lab/bin/lab-peers wait vr1', "sh"]
+    begin = [*words, *configuration.get("apply", ["true"])]
+    return {"revert": ["true"], **configuration, "apply": begin}
+
+
+def _configurations() -> tuple[dict[str, Any], ...]:
+    module = policy(MODULE, shipped("router"), attachment="napi-macvtap")
+    return tuple(map(_waits, (*peers.configurations(), module)))
 
 
 def _figure(figure: str, release: str, title: str) -> Figure:
@@ -256,11 +284,11 @@ def _figure(figure: str, release: str, title: str) -> Figure:
         "shares the loaded way into the router: BGP (keepalive 3 s, hold 9 s), OSPF (hello 1 s, dead 4 s) and "
         "BFD (3 times 300 ms), which nothing depends on. The peer announces routes that the router "
         "announces to a peer behind it. SNMP (a request every 0.5 s) and SSH (the banner, every 2 s) "
-        "are asked from where the load comes. A load is so many times the untuned peak.",
+        "are asked from where the load comes. Untuned, libvirt's pins, TuneD, the shipped policy on macvtap, and on the kernel module, whose full ring has places for control frames. A load is so many times the untuned peak.",
         runs=(
             Run(_PEAK, boot, (untuned(peers.UNTUNED),), rates=RATES, pairs=3, seed=61),
             Run(
-                RUN, boot, peers.configurations(), scaled=(peak, TIMES), sessions=True,
+                RUN, boot, _configurations(), scaled=(peak, TIMES), sessions=True,
                 pairs=ROUNDS, seed=62, seconds=SECONDS,
                 before=(("lab-peers", "start"),), after=(("lab-peers", "stop"),),
             ),
