@@ -231,7 +231,8 @@ def measure(
     threads = (t.sched for g in host.guests for t in g.threads)
     periods = [s.period_ns / 1e9 for s in threads if s.cls is SchedClass.DEADLINE]
     before = samples.take(root, host, clock)
-    sleep(max(least_seconds, *periods) if shown else 0.0)
+    if shown:
+        sleep(max([least_seconds, *periods]))
     return make_frame(before, samples.take(root, host, clock), only=shown)
 
 

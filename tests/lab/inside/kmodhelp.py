@@ -224,13 +224,18 @@ def open_tap(device: str, *, header: bool = False) -> int:
     return queue
 
 
-def read_all(queue: int) -> int:
+def frames_of(queue: int) -> list[bytes]:
     """Frames that waited in the ring of a tap queue."""
-    found = 0
+    found: list[bytes] = []
     with contextlib.suppress(BlockingIOError):
-        while os.read(queue, 1 << 16):
-            found += 1
+        while one := os.read(queue, 1 << 16):
+            found.append(one)
     return found
+
+
+def read_all(queue: int) -> int:
+    """How many they are."""
+    return len(frames_of(queue))
 
 
 @contextlib.contextmanager

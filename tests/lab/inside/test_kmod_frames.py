@@ -146,9 +146,10 @@ def test_a_full_ring_has_places_for_control_frames(wire: tuple[str, str]) -> Non
             send(far, to, 150, data=plain)
             send(far, to, 20, data=data)
             check_sum(settle("nt", number * 320))
-            got = [os.read(queue, 1 << 16) for _ in range(100)]
-            assert (got.count(plain), got.count(data)) == (88, 12), what
-            assert kmodhelp.read_all(queue) == 0
+            got = kmodhelp.frames_of(queue)
+            # The reader frees places in batches of 16.
+            assert got.count(data) == 12, what
+            assert 88 - 16 < got.count(plain) <= 88, what
 
 
 def test_a_ring_of_a_sibling_is_seen_full_before_the_queue(lower: str) -> None:  # noqa: F811
