@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.interrupts import read_irqs
-from vsrtune.model.guest import Interface, NicKind
+from vsrtune.model.guest import NicKind
 from vsrtune.model.host import Nic, NicQueue, rps_cpus
 from vsrtune.model.load import GuestFrames
 from vsrtune.model.module_counters import TapCounters
@@ -124,12 +124,10 @@ class NetReader:
         if device is not None:
             self._by_ifindex[device.ifindex] = name
 
-    def numbers(self, device: Device, of: type[Interface | Nic]) -> dict[str, Any]:
-        """The fields of ``of`` that DEVICE_SETTINGS names, without those that devices of this
+    def numbers(self, device: Device) -> dict[str, Any]:
+        """The fields of Interface that DEVICE_SETTINGS names, without those that devices of this
         kind do not have. Raises OSError."""
-        rows = (
-            r for r in DEVICE_SETTINGS if r.of is of and (r.universal or device.kind in r.kinds)
-        )
+        rows = (row for row in DEVICE_SETTINGS if row.universal or device.kind in row.kinds)
         paths = ((row, f"{device.path}/{row.path}") for row in rows)
         return {
             row.field: int(self._root.read_record(path)) if row.universal else self._number(path)
@@ -276,7 +274,6 @@ class NetReader:
                 rx_cpus=rx_cpus(name, device.ifindex),
                 queues=queues,
                 inner=self._inner(device),
-                **self.numbers(device, Nic),
             )
         except FileNotFoundError:
             return None

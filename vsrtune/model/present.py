@@ -52,21 +52,19 @@ def softirq_target(thread: SoftirqThread) -> ThreadSched:
     return ThreadSched(HOST_REF, thread.key, f"ksoftirqd/{thread.cpu}")
 
 
-def changed(nic: Nic, target: Target, value: CpuSet | int) -> Nic:
+def changed(nic: Nic, target: Target, cpus: CpuSet) -> Nic:
     """The device after a change of one of its settings; unchanged when it does not have the
     setting."""
-    match target, value:
-        case (IrqAffinity(), CpuSet() as cpus):
+    match target:
+        case IrqAffinity():
             irqs = tuple(_moved(i, cpus) if irq_target(i) == target else i for i in nic.irqs)
             return replace(nic, irqs=irqs)
-        case (QueueCpus(ifindex=nic.ifindex, queue=name), CpuSet() as cpus):
+        case QueueCpus(ifindex=nic.ifindex, queue=name):
             queues = tuple(replace(q, cpus=cpus) if q.name == name else q for q in nic.queues)
             return replace(nic, queues=queues, rps_cpus=rps_cpus(queues))
-        case (ThreadAffinity(thread=key), CpuSet() as cpus):
+        case ThreadAffinity(thread=key):
             napi = tuple(replace(t, affinity=cpus) if t.key == key else t for t in nic.napi)
             return replace(nic, napi=napi)
-        case (DeviceNumber(ifindex=nic.ifindex), int() as number):
-            return target.changed(nic, number)
     return nic
 
 
@@ -114,7 +112,6 @@ class PresentValues:
         # Guests that share a device may have been observed at different times.
         self._own = {(g.ref, i.ifindex): i for g in snapshot.guests for i in g.interfaces}
         self._interfaces = {i.ifindex: i for g in snapshot.guests for i in g.interfaces}
-        self._nics = {nic.ifindex: nic for nic in snapshot.host.nics}
 
     def value(self, target: Target) -> Value | None:
         """The present value; the CPUs for a pin. None: the snapshot does not tell."""
@@ -141,9 +138,7 @@ class PresentValues:
         """The guest's thread of which ``target`` is a setting; None when there is none."""
         return None if isinstance(target, ThreadlessTarget) else self._threads.get(target.thread)
 
-    def _device(self, target: DeviceNumber) -> Interface | Nic | None:
-        if target.of is Nic:
-            return self._nics.get(target.ifindex)
+    def _device(self, target: DeviceNumber) -> Interface | None:
         own = self._own.get((target.guest, target.ifindex))
         return own or self._interfaces.get(target.ifindex)
 

@@ -14,10 +14,8 @@ from typing import Any, ClassVar, Generic, TypeVar, cast, get_args, get_origin
 from vsrtune.core.codec import decode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import Interface, NicKind, Sched, ThreadKey
-from vsrtune.model.host import Nic
 
 V = TypeVar("V")
-D = TypeVar("D", Interface, Nic)
 
 
 class Setting(Generic[V]):
@@ -140,8 +138,8 @@ class EmulatorPin(Setting[Pin]):
 
 @dataclass(frozen=True, slots=True)
 class DeviceNumber(Setting[int]):
-    """A number in a file of a network device in sysfs. ``ifindex`` guards against a new device of
-    the same name. Value: int.
+    """A number in a file of a guest's network device in sysfs. ``ifindex`` guards against a new
+    device of the same name. Value: int.
 
     Each subclass is a row of ``DEVICE_SETTINGS``. Observation, drift, undo, the order of writes,
     the writer and reports read the class variables and know no setting by its name.
@@ -150,9 +148,7 @@ class DeviceNumber(Setting[int]):
     kind: ClassVar[str]
     # The file in the device's directory.
     path: ClassVar[str]
-    # What the snapshot observes it of: a guest's interface, or a lower device, whose settings are
-    # the host's (HOST_REF). ``field`` holds the value there, None for a device without the file.
-    of: ClassVar[type[Interface | Nic]] = Interface
+    # The field of Interface that holds the value, None for a device without the file.
     field: ClassVar[str]
     # The devices on which it can be set, and whether it is observed of all others too.
     kinds: ClassVar[tuple[NicKind, ...]] = tuple(NicKind)
@@ -171,12 +167,12 @@ class DeviceNumber(Setting[int]):
         return f"{self.guest}: {self.device} {self.name}"
 
     @classmethod
-    def observed(cls, device: Interface | Nic) -> int | None:
+    def observed(cls, device: Interface) -> int | None:
         """The present value."""
         return cast(int | None, getattr(device, cls.field))
 
     @classmethod
-    def changed(cls, device: D, value: int) -> D:
+    def changed(cls, device: Interface, value: int) -> Interface:
         """The device with another value."""
         field: Any = {cls.field: value}
         return replace(device, **field)
@@ -211,11 +207,6 @@ class NapiThreaded(DeviceNumber):
 
 DeviceSetting = TxQueueLen | NapiThreaded
 DEVICE_SETTINGS: tuple[type[DeviceNumber], ...] = get_args(DeviceSetting)
-
-
-def device_numbers(device: Interface | Nic) -> tuple[int | None, ...]:
-    """The values of ``DEVICE_SETTINGS`` of a device."""
-    return tuple(row.observed(device) for row in DEVICE_SETTINGS if isinstance(device, row.of))
 
 
 @dataclass(frozen=True, slots=True)

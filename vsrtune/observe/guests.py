@@ -310,7 +310,7 @@ class GuestReader:
                     lower=self.net.lower_chain(backend.target),
                     alias=backend.alias,
                     counters=counters,
-                    **self.net.numbers(device, Interface),
+                    **self.net.numbers(device),
                 )
             except FileNotFoundError:
                 continue

@@ -249,7 +249,7 @@ def conflicts(per_guest: Sequence[Requirements]) -> list[Refusal]:
     out: list[Refusal] = []
     for requirements in per_guest:
         for interface, row in product(requirements.guest.interfaces, DEVICE_SETTINGS):
-            value = requirements.policy.desired(row) if row.of is Interface else None
+            value = requirements.policy.desired(row)
             if value is None or interface.kind not in row.kinds:
                 continue
             other = first.setdefault((row, interface.ifindex), requirements)

@@ -11,9 +11,8 @@ from functools import cached_property
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import PolicyError
 from vsrtune.model.guest import DATA_PLANE, REALTIME, Attachment, Role, Sched, SchedClass
-from vsrtune.model.host import Nic
 from vsrtune.model.plan import DriftRule
-from vsrtune.model.targets import DEVICE_SETTINGS, DeviceNumber
+from vsrtune.model.targets import DeviceNumber
 from vsrtune.policy.schema import DEFAULT, PROFILES
 from vsrtune.policy.validation import line_of
 from vsrtune.policy.yaml_reader import KeyPath
@@ -249,7 +248,6 @@ def host_keys(policy: Policy) -> frozenset[str]:
         "irq.set": policy.moves_irqs,
         "scheduler.softirq": policy.softirq_sched is not None,
         "scheduler.slice": slice_of(policy)[0] > 0,
-        **{row.key: policy.desired(row) is not None for row in DEVICE_SETTINGS if row.of is Nic},
     }
     return frozenset(key for key, needed in desired.items() if needed)
 

@@ -8,7 +8,7 @@ from hosttree import HostTree
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.host.netdev import Device, NetReader, parse_uevent
-from vsrtune.model.guest import Interface, NicKind
+from vsrtune.model.guest import NicKind
 from vsrtune.model.host import Nic
 
 PCI = "pci0000:00/0000:00:05.0"
@@ -51,7 +51,7 @@ def test_macvtap_over_vlan_over_bond() -> None:
     assert net.lower_chain("macvtap0") == ("bond0.7", "bond0", "eth0", "eth1")
     found = device(net, "macvtap0")
     assert (found.kind, net.ring_drops(found)) == (NicKind.MACVTAP, 7)
-    assert net.numbers(found, Interface)["txqueuelen"] == 500
+    assert net.numbers(found)["txqueuelen"] == 500
     assert net.by_ifindex(3) == "eth1"
     assert net.by_ifindex(99) is None
     assert net.hardware_names() == ["eth0", "eth1"]

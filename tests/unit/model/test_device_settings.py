@@ -1,4 +1,4 @@
-"""Every row of DEVICE_SETTINGS from the policy to the host and back, and a row of a lower device."""
+"""Every row of DEVICE_SETTINGS from the policy to the host and back."""
 
 from __future__ import annotations
 
@@ -15,13 +15,11 @@ from vsrtune.daemon.events import kernel
 from vsrtune.execute.host_writer import NicWrites
 from vsrtune.host.netdev import NetReader
 from vsrtune.model.guest import Interface
-from vsrtune.model.host import Nic
 from vsrtune.model.plan import Action, DriftRule
 from vsrtune.model.present import PresentValues
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import (
     DEVICE_SETTINGS,
-    HOST_REF,
     DeviceNumber,
     NapiThreaded,
     TxQueueLen,
@@ -29,35 +27,19 @@ from vsrtune.model.targets import (
 )
 from vsrtune.plan.drift import drifts
 from vsrtune.plan.safety.projection import project_actions
-from vsrtune.policy import model
-from vsrtune.policy.model import Policy, asks_of_host, host_keys
+from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 from vsrtune.policy.schema import SCHEMA, SETTINGS
 
 Row = type[DeviceNumber]
 
 
-class LowerQueueLen(DeviceNumber):
-    """A row of a lower device, as somebody may add one."""
-
-    __slots__ = ()
-    kind = "lower-queue-len"
-    path = "tx_queue_len"
-    of = Nic
-    field = "txqueuelen"
-    key = "irq.queue"
-    name = "txqueuelen"
-
-
 rows = pytest.mark.parametrize("row", DEVICE_SETTINGS, ids=lambda row: row.kind)
-any_row = pytest.mark.parametrize("row", [*DEVICE_SETTINGS, LowerQueueLen], ids=lambda r: r.kind)
 
 
-def target_of(row: Row, name: str = "renamed", past: int = 0) -> Any:
+def target_of(row: Row, past: int = 0) -> Any:
     """The row's target on the host of ``snapshot``; ``past`` is added to its ifindex."""
-    if row.of is Nic:
-        return row(HOST_REF, name, 2 + past)
-    return row("vr1", name, samples.napi_guest().interfaces[0].ifindex + past)
+    return row("vr1", "renamed", samples.napi_guest().interfaces[0].ifindex + past)
 
 
 @pytest.fixture
@@ -78,7 +60,7 @@ def test_policies_have_its_key_and_its_drift(row: Row) -> None:
 
 @rows
 def test_the_snapshot_has_its_field(row: Row) -> None:
-    assert row.field in {field.name for field in fields(row.of)}
+    assert row.field in {field.name for field in fields(Interface)}
     assert len({other.kind for other in DEVICE_SETTINGS}) == len(DEVICE_SETTINGS)
 
 
@@ -94,7 +76,7 @@ def test_settings_of_one_device_differ() -> None:
     assert len({row("vr1", "nvt0", 9) for row in DEVICE_SETTINGS}) == len(DEVICE_SETTINGS)
 
 
-@any_row
+@rows
 def test_its_present_value_follows_a_change(row: Row, snapshot: Snapshot) -> None:
     target, gone = target_of(row), target_of(row, past=50)
     changed = project_actions(snapshot, [Action(target, 0, 7, "why")])
@@ -119,11 +101,8 @@ def test_a_shared_device_is_as_its_own_guest_shows_it() -> None:
         assert present.shows(TxQueueLen("vr3", device.target, device.ifindex))
 
 
-@any_row
-def test_a_change_by_others_is_drift_of_its_key(
-    row: Row, snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(model, "DEVICE_SETTINGS", (*DEVICE_SETTINGS, LowerQueueLen))
+@rows
+def test_a_change_by_others_is_drift_of_its_key(row: Row, snapshot: Snapshot) -> None:
     rule = {row.key: DriftRule.ADOPT}
     policy = Policy("p", "vr1", devices={row.key: 500}, drift=rule)
     target = target_of(row)
@@ -133,15 +112,14 @@ def test_a_change_by_others_is_drift_of_its_key(
     assert (found.rule, found.by) == (DriftRule.ADOPT, "")
 
 
-@any_row
+@rows
 def test_it_is_written_to_its_file_and_read_back(row: Row) -> None:
     host = make_host("6.12")
-    name, ifindex = ("eth0", 2) if row.of is Nic else ("macvtap0", 7)
-    host.state["devices"][name].setdefault(row.path, 0)
-    target: Any = row("vr1", f"was-{name}", ifindex)
+    host.state["devices"]["macvtap0"].setdefault(row.path, 0)
+    target: Any = row("vr1", "was-macvtap0", 7)
     writes = NicWrites(host, host)
     writes.write(target, 1)
-    assert host.log == [f"write /sys/class/net/{name}/{row.path} 1"]
+    assert host.log == [f"write /sys/class/net/macvtap0/{row.path} 1"]
     assert writes.read(target) == 1
 
 
@@ -152,18 +130,6 @@ def test_only_what_the_kernel_does_not_announce_is_polled(snapshot: Snapshot) ->
     assert f"/sys/class/net/{device}/{TxQueueLen.path}" not in files
 
 
-def test_a_row_of_a_lower_device_is_the_hosts(
-    snapshot: Snapshot, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for module in (model, kernel):
-        monkeypatch.setattr(module, "DEVICE_SETTINGS", (*DEVICE_SETTINGS, LowerQueueLen))
-    policy = Policy("p", "*", devices={LowerQueueLen.key: 500})
-    assert asks_of_host(policy)
-    assert host_keys(policy) == {LowerQueueLen.key}
-    assert not host_keys(Policy("p", "*", devices={TxQueueLen.key: 500}))
-    assert "/sys/class/net/p0/tx_queue_len" in kernel.settings(snapshot)
-
-
 def test_a_device_is_observed_as_the_rows_say() -> None:
     tree = HostTree()
     tree.device("tap0", 8, has="tun_flags")
@@ -172,7 +138,6 @@ def test_a_device_is_observed_as_the_rows_say() -> None:
     tap, ours = net.device("tap0"), net.device("nvt0")
     assert tap is not None
     assert ours is not None
-    of_tap, of_ours = net.numbers(tap, Interface), net.numbers(ours, Interface)
+    of_tap, of_ours = net.numbers(tap), net.numbers(ours)
     assert (of_tap["txqueuelen"], "threaded" in of_tap) == (500, False)
     assert (of_ours["txqueuelen"], of_ours["threaded"]) == (500, 1)
-    assert "txqueuelen" not in net.numbers(ours, Nic)

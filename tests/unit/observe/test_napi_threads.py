@@ -90,7 +90,7 @@ def test_a_device_of_the_module() -> None:
     net = NetReader(tree.root())
     device = net.device("nvt0")
     assert device is not None
-    assert (device.kind, net.numbers(device, Interface)["threaded"]) == (
+    assert (device.kind, net.numbers(device)["threaded"]) == (
         NicKind.NAPI_MACVTAP,
         1,
     )
@@ -106,7 +106,7 @@ def test_a_device_that_goes_while_it_is_read() -> None:
     net = NetReader(tree.root())
     device = net.device("nvt0")
     assert device is not None
-    assert (net.counters(device), net.numbers(device, Interface)["threaded"]) == (None, None)
+    assert (net.counters(device), net.numbers(device)["threaded"]) == (None, None)
 
 
 # -- whole guests

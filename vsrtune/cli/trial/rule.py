@@ -28,7 +28,6 @@ from vsrtune.model.guest import DATA_PLANE, Role, ThreadKey
 from vsrtune.model.host import Nic
 from vsrtune.model.load import HostSample
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.model.targets import device_numbers
 from vsrtune.views.tables import Table
 
 # Frames that must arrive in a turn for a share of them to be meaningful.
@@ -151,7 +150,7 @@ def settings(snapshot: Snapshot) -> Hashable:
             if t.role in roles
         ),
         frozenset(
-            (i.target, i.ifindex, device_numbers(i), i.queues, i.lower)
+            (i.target, i.ifindex, i.txqueuelen, i.threaded, i.queues, i.lower)
             for g in snapshot.guests
             for i in g.interfaces
         ),
@@ -163,7 +162,6 @@ def _nic(nic: Nic) -> Hashable:
         nic.name,
         nic.txqueuelen,
         nic.threaded_napi,
-        device_numbers(nic),
         nic.queues,
         tuple((i.number, i.affinity) for i in nic.irqs),
         tuple((t.key, t.affinity) for t in nic.napi),

@@ -23,7 +23,7 @@ from vsrtune.host import netlink
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.netlink import LinkMonitor
 from vsrtune.model.guest import Guest
-from vsrtune.model.host import Link, Nic
+from vsrtune.model.host import Link
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import DEVICE_SETTINGS
 
@@ -205,8 +205,7 @@ def settings(snapshot: Snapshot | None) -> tuple[str, ...]:
         files.append(f"/proc/irq/{irq.number}/effective_affinity_list")
     for row in DEVICE_SETTINGS:
         if not row.announced:
-            own = {i.target for i in interfaces if i.kind in row.kinds}
-            names = below if row.of is Nic else own
+            names = {i.target for i in interfaces if i.kind in row.kinds}
             files += [f"/sys/class/net/{name}/{row.path}" for name in sorted(names)]
     return tuple(files)
 

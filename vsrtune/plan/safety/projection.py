@@ -127,10 +127,7 @@ class Projection:
                 self._listed(key, "emulator", pin)
                 self._neighbours(key, lambda g, t: _with_main(g, t, pin, key.pid, key.tid))
             case (DeviceNumber() as target, int() as number):
-                if target.of is Interface:
-                    self._interfaces(target.ifindex, lambda i: target.changed(i, number))
-                else:
-                    self._below(action.target, number)
+                self._interfaces(target.ifindex, lambda i: target.changed(i, number))
             case (CgroupDir(path=path), bool() as exists):
                 self._made(path) if exists else self._removed(path)
             case (CpusetFile(path=path, file=file), CpusetList(text=text)):
@@ -146,9 +143,9 @@ class Projection:
 
     # -- threads and devices
 
-    def _below(self, target: Target, value: CpuSet | int) -> None:
+    def _below(self, target: Target, cpus: CpuSet) -> None:
         """Change a setting of a lower device."""
-        nics = tuple(changed(nic, target, value) for nic in self._before.host.nics)
+        nics = tuple(changed(nic, target, cpus) for nic in self._before.host.nics)
         self._before = replace(self._before, host=replace(self._before.host, nics=nics))
         self._host = None
 
