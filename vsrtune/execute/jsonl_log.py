@@ -2,8 +2,8 @@
 """A log on disk, which the journal and the ledgers keep their records in.
 
 Append-only JSON lines, fsynced one by one. The first line is a header with the version of the
-format; ledgers of older versions have none. A log of nothing is an empty file, so that a unit of
-systemd can ask for it (ConditionFileNotEmpty); its first record brings the header along.
+format. A log of nothing is an empty file, so that a unit of systemd can ask for it
+(ConditionFileNotEmpty); its first record brings the header along.
 
 A crash during the write of a line leaves it at the end of the file without its newline. Such a
 line is cut off: nothing that it stands for was done. A file that ends within its first line is
@@ -46,8 +46,8 @@ from vsrtune.host.state_files import (
 MAX_SIZE = 1 << 20
 MAX_RATIO = 10
 TINY = 16 << 10
-# How a first line begins: a header, or the first record of a ledger without one.
-_BEGINNINGS = (b'{"r":"header","version":', b'{"add":')
+# How a header begins.
+_HEADER = b'{"r":"header","version":'
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,9 +263,7 @@ def read_log(path: Path) -> bytes:
 
 def is_empty(data: bytes) -> bool:
     """Whether a file has no line yet: it ends within its first one."""
-    return b"\n" not in data and any(
-        data.startswith(begin) or begin.startswith(data) for begin in _BEGINNINGS
-    )
+    return b"\n" not in data and (data.startswith(_HEADER) or _HEADER.startswith(data))
 
 
 def read_header(data: bytes) -> dict[str, Any]:
@@ -278,13 +276,9 @@ def read_header(data: bytes) -> dict[str, Any]:
 
 
 def read_records(path: Path, data: bytes, records: Records) -> None:
-    """Apply every whole line but the header to ``records``. Raises JournalError, with the number
+    """Apply every whole line after the header to ``records``. Raises JournalError, with the number
     of the line, for one that cannot be read."""
-    if is_empty(data):
-        return
-    lines = data.split(b"\n")[:-1] or [data]
-    begin = 1 if read_header(data) else 0
-    for number, text in enumerate(lines[begin:], start=begin + 1):
+    for number, text in enumerate(data.split(b"\n")[1:-1], start=2):
         try:
             records.record(json_value(text))
         except (VsrtuneError, ValueError, TypeError, AttributeError, LookupError) as error:

@@ -17,6 +17,7 @@ from vsrtune.core.errors import JournalError, VsrtuneError
 from vsrtune.execute.jsonl_log import (
     JsonlLog,
     LogNames,
+    corrupt,
     is_empty,
     read_header,
     read_log,
@@ -169,7 +170,12 @@ def read_pending(path: Path) -> list[LedgerEntry]:
 
 def read(path: Path, data: bytes) -> Pending:
     """What is pending according to a file's content. Raises JournalError."""
-    version = str(read_header(data).get("version", VERSION))
+    pending = Pending()
+    if is_empty(data):
+        return pending
+    version = str(read_header(data).get("version", ""))
+    if not version:
+        raise corrupt(path, 1, "it is not a ledger's header")
     if version != str(VERSION):
         raise JournalError(
             f"version {version} of the ledger's format is another vsrtune's; this vsrtune knows "
@@ -177,7 +183,6 @@ def read(path: Path, data: bytes) -> Pending:
             where=str(path),
             hint="the file stays there: install the vsrtune that wrote it",
         )
-    pending = Pending()
     read_records(path, data, pending)
     return pending
 
