@@ -333,15 +333,11 @@ def not_online(
 def _check_vcpu_numbers(out: Requirements) -> None:
     if not isinstance(out.policy.vcpu, tuple):
         return
-    have = {t.index for t in out.guest.by_role(Role.VCPU)}
+    have = [str(t.index) for t in out.guest.by_role(Role.VCPU)]
     for number, _ in out.policy.vcpu:
         if number not in have and have:
-            listed = ", ".join(str(n) for n in sorted(n for n in have if n is not None))
-            out.refuse(
-                ("cpus", "vcpu", str(number)),
-                f"the guest has no vcpu {number}",
-                f"its vcpus are {listed}",
-            )
+            hint = f"its vcpus are {', '.join(have)}"
+            out.refuse(("cpus", "vcpu", number), f"the guest has no vcpu {number}", hint)
 
 
 def _device_keys(out: Requirements, role: Role) -> _Named:
@@ -352,8 +348,8 @@ def _device_keys(out: Requirements, role: Role) -> _Named:
     if not isinstance(choice, tuple):
         return named
     for key, cpus in choice:
-        keys = ("cpus", role.value, str(key))
-        name, _, number = str(key).partition("/")
+        keys = ("cpus", role.value, key)
+        name, _, number = key.partition("/")
         queue = int(number) if number else None
         interface = next(
             (i for i in out.guest.interfaces if name in (i.target, i.mac.lower())), None
@@ -368,7 +364,7 @@ def _device_keys(out: Requirements, role: Role) -> _Named:
             reason = f"{interface.target} has no queue {queue}"
             out.refuse(keys, reason, f"it has {interface.queues}, counted from 0")
         else:
-            named[interface.target, queue] = (str(key), cpus)
+            named[interface.target, queue] = (key, cpus)
             if role is Role.NAPI and interface.kind is not NicKind.NAPI_MACVTAP:
                 reason = f"the interface is {interface.kind.value}, only napi_macvtap has a thread"
                 out.skip(f"napi {interface.target} CPUs", reason)
@@ -398,8 +394,7 @@ def _choice(policy: Policy, thread: Thread, named: _Named) -> tuple[CpuSet | Aut
     if not isinstance(choice, tuple):
         return choice, keys
     if thread.role is Role.VCPU:
-        cpus = dict(policy.vcpu if isinstance(policy.vcpu, tuple) else ()).get(thread.index or 0)
-        return cpus, (*keys, str(thread.index))
+        return dict(choice).get(str(thread.index)), (*keys, str(thread.index))
     device = thread.interface or ""
     found = named.get((device, thread.queue), named.get((device, None))) if mapped(thread) else None
     return (None, keys) if found is None else (found[1], (*keys, found[0]))

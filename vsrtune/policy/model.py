@@ -36,8 +36,8 @@ KUBEVIRT = "kubevirt:"
 WITHOUT_LIBVIRT = ("qemu:", PROXMOX, KUBEVIRT)
 
 CpuChoice = CpuSet | Auto
-VcpuMap = tuple[tuple[int, CpuSet], ...]
-DeviceMap = tuple[tuple[str, CpuSet], ...]
+# By vcpu number, device, MAC or NUMA node, as a policy writes them.
+CpuMap = tuple[tuple[str, CpuSet], ...]
 
 
 class PolicyErrors(PolicyError):
@@ -106,16 +106,16 @@ class Policy:
     guest: str
     user: str | int | None = None
     uid: int | None = 0
-    irq: CpuChoice | DeviceMap | None = None
+    irq: CpuChoice | CpuMap | None = None
     irq_set: bool | None = None
-    vcpu: CpuChoice | VcpuMap | None = None
-    vhost: CpuChoice | DeviceMap | None = None
+    vcpu: CpuChoice | CpuMap | None = None
+    vhost: CpuChoice | CpuMap | None = None
     emulator: CpuChoice | None = None
     iothread: CpuChoice | None = None
     vcpu_sched: SchedRule | None = None
     vhost_sched: SchedRule | None = None
     softirq_sched: SchedRule | None = None
-    napi: CpuChoice | DeviceMap | None = None
+    napi: CpuChoice | CpuMap | None = None
     napi_sched: SchedRule | None = None
     budget: SchedRule | None = None
     devices: Mapping[str, int] = field(default_factory=dict, hash=False)
@@ -203,11 +203,11 @@ def cpu_lists(policy: Policy, *keys: str) -> list[tuple[KeyPath, CpuSet]]:
     """The CPU lists that the policy writes out below these keys of ``cpus``."""
     found: list[tuple[KeyPath, CpuSet]] = []
     for key in keys:
-        choice: CpuChoice | VcpuMap | DeviceMap | None = getattr(policy, key)
+        choice: CpuChoice | CpuMap | None = getattr(policy, key)
         if isinstance(choice, CpuSet):
             found.append((("cpus", key), choice))
         elif isinstance(choice, tuple):
-            found += [(("cpus", key, str(part)), cpus) for part, cpus in choice]
+            found += [(("cpus", key, part), cpus) for part, cpus in choice]
     return found
 
 
@@ -227,7 +227,7 @@ def sched_keys(policy: Policy, role: Role) -> KeyPath:
     return ("scheduler", "budget" if together else role.value)
 
 
-def cpus_for(policy: Policy, role: Role) -> CpuChoice | VcpuMap | DeviceMap | None:
+def cpus_for(policy: Policy, role: Role) -> CpuChoice | CpuMap | None:
     """The CPUs that the policy requires for a role."""
     if role not in DATA_PLANE:
         return None

@@ -32,11 +32,10 @@ from vsrtune.policy.model import (
     PROXMOX,
     WITHOUT_LIBVIRT,
     CpuChoice,
-    DeviceMap,
+    CpuMap,
     Policy,
     PolicyErrors,
     SchedRule,
-    VcpuMap,
     by_hand,
     irq_lists,
     user_number,
@@ -134,11 +133,11 @@ class _Reader:
             guest=self.guest(data),
             user=user,
             uid=user_number(user),
-            irq=self.devices(data, "irq"),
+            irq=self.cpu_map(data, "irq"),
             irq_set=self.get(data, "irq", "set"),
-            vcpu=self.vcpu(data),
-            vhost=self.devices(data, "vhost"),
-            napi=self.devices(data, "napi"),
+            vcpu=self.cpu_map(data, "vcpu"),
+            vhost=self.cpu_map(data, "vhost"),
+            napi=self.cpu_map(data, "napi"),
             emulator=self.cpus(data, "cpus", "emulator"),
             iothread=self.cpus(data, "cpus", "iothread"),
             pool=self.cpu_list(self.get(data, "cpus", "pool"), ("cpus", "pool")),
@@ -254,19 +253,7 @@ class _Reader:
             self.fail(keys, error.what, error.hint or "write CPUs as 1-2,5")
             return None
 
-    def vcpu(self, data: Any) -> CpuChoice | VcpuMap | None:
-        value = self.get(data, "cpus", "vcpu")
-        if not isinstance(value, dict):
-            return self.cpus(data, "cpus", "vcpu")
-        found: list[tuple[int, CpuSet]] = []
-        for key in value:
-            keys = ("cpus", "vcpu", key)
-            cpus = self.cpu_list(self.get(data, *keys), keys)
-            if cpus is not None:
-                found.append((int(key), cpus))
-        return tuple(sorted(found, key=lambda item: item[0]))
-
-    def devices(self, data: Any, role: str) -> CpuChoice | DeviceMap | None:
+    def cpu_map(self, data: Any, role: str) -> CpuChoice | CpuMap | None:
         value = self.get(data, "cpus", role)
         if not isinstance(value, dict):
             return self.cpus(data, "cpus", role)

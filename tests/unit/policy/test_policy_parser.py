@@ -55,7 +55,7 @@ def test_every_key() -> None:
         path="full.yaml",
         guest="vr1",
         irq=CpuSet([0, 5]),
-        vcpu=((0, CpuSet([1])), (1, CpuSet([2, 3]))),
+        vcpu=(("0", CpuSet([1])), ("1", CpuSet([2, 3]))),
         vhost=(("52:54:00:aa:bb:01", CpuSet([4])), ("macvtap7", CpuSet([6, 7]))),
         napi=(("52:54:00:aa:bb:02", CpuSet([4])), ("nvt0", CpuSet([6]))),
         emulator=AUTO,

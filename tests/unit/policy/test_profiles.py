@@ -39,7 +39,7 @@ scheduler:
 OTHERS = [
     ("cpus: {irq: 3}", "irq", CpuSet([3])),
     ("cpus: {vcpu: 1}", "vcpu", CpuSet([1])),
-    ("cpus: {vcpu: {0: 1}}", "vcpu", ((0, CpuSet([1])),)),
+    ("cpus: {vcpu: {0: 1}}", "vcpu", (("0", CpuSet([1])),)),
     ("cpus: {vhost: 1-2}", "vhost", CpuSet([1, 2])),
     ("cpus: {emulator: 0}", "emulator", CpuSet([0])),
     ("scheduler: {vcpu: {class: other}}", "vcpu_sched", SchedRule(SchedClass.OTHER)),

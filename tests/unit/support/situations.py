@@ -35,7 +35,7 @@ from vsrtune.model.load import WINDOWS
 from vsrtune.model.plan import DriftRule, Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.plan.interrupt_cpus import interrupt_cpus
-from vsrtune.policy.model import AUTO, CpuChoice, DeviceMap, Policy, SchedRule, VcpuMap
+from vsrtune.policy.model import AUTO, CpuChoice, CpuMap, Policy, SchedRule
 from vsrtune.policy.schema import DEFAULT
 
 Policies = tuple[Policy, ...]
@@ -239,8 +239,8 @@ def policies_for(draw: st.DrawFn, guest: Guest, number: int, room: Room) -> Poli
     vcpus = [t.index or 0 for t in guest.by_role(Role.VCPU)]
     start = 2 * number + draw(st.sampled_from((0, 0, 0, 1)))
     own = [room.free[(start + n) % len(room.free)] for n in range(len(vcpus) + 1)]
-    vcpu: CpuChoice | VcpuMap | None = None
-    vhost: CpuChoice | DeviceMap | None = None
+    vcpu: CpuChoice | CpuMap | None = None
+    vhost: CpuChoice | CpuMap | None = None
     emulator: CpuChoice | None = draw(st.sampled_from((None, AUTO, AUTO, CpuSet([0]))))
     placement = None
     styles = ("auto", "lists", "auto", "lists", "auto", "lists", "load", "one role", "none")
@@ -248,7 +248,7 @@ def policies_for(draw: st.DrawFn, guest: Guest, number: int, room: Room) -> Poli
     if style == "auto":
         vcpu, vhost = AUTO, AUTO
     elif style == "lists":
-        vcpu = tuple((index, CpuSet([cpu])) for index, cpu in zip(vcpus, own, strict=False))
+        vcpu = tuple((str(index), CpuSet([cpu])) for index, cpu in zip(vcpus, own, strict=False))
         worker = CpuSet([own[-1]])
         mapped = tuple((i.target, worker) for i in guest.interfaces if i.vhost)
         vhost = draw(st.sampled_from((worker, mapped or worker, AUTO)))
