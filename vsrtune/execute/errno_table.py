@@ -90,8 +90,6 @@ _TABLE: dict[tuple[Operation, int], ErrnoVerdict] = {
     (Operation.SCHED, errno.EINVAL): ErrnoVerdict(
         _NEVER, "the kernel does not know this class or takes no such priority",
         "use a priority from 1 to 99"),
-    (Operation.SCHED, errno.EBUSY): ErrnoVerdict(
-        _LATER, "the change of class met another one", ""),
     # __sched_setscheduler: the span of the runqueue last used is not within the mask.
     (Operation.DEADLINE, errno.EPERM): ErrnoVerdict(
         _LATER, "the thread has not run since it was given its CPUs, so the kernel still "
@@ -109,10 +107,6 @@ _TABLE: dict[tuple[Operation, int], ErrnoVerdict] = {
         _NEVER, "the cgroup is not threaded, or belongs to another threaded domain than "
         "the thread",
         "cgroup.type of both cgroups must be 'threaded' below the same domain"),
-    (Operation.THREADS, errno.ENOENT): ErrnoVerdict(
-        _LATER, "the cgroup was removed meanwhile", "retried at the next pass"),
-    (Operation.THREADS, errno.ENODEV): ErrnoVerdict(
-        _LATER, "the cgroup is being removed", "retried at the next pass"),
     # cgroup_migrate_add_task, cpuset_can_attach
     (Operation.THREADS, errno.EINVAL): ErrnoVerdict(
         _NEVER, "the kernel thread is bound and cannot be moved, or its affinity is fixed",
@@ -122,8 +116,6 @@ _TABLE: dict[tuple[Operation, int], ErrnoVerdict] = {
         "look at cpuset.cpus.effective of the cgroup"),
     (Operation.THREADS, errno.EBUSY): ErrnoVerdict(
         _LATER, "the cgroup is changing, or delegates controllers to children", ""),
-    (Operation.THREADS, errno.EACCES): ErrnoVerdict(
-        _NEVER, "the process may not move threads between these cgroups", "run as root"),
     (Operation.THREADS, errno.EAGAIN): ErrnoVerdict(
         _LATER, "a DEADLINE thread does not fit into the target cpuset now", ""),
     # cgroup_enable_threaded
@@ -136,15 +128,10 @@ _TABLE: dict[tuple[Operation, int], ErrnoVerdict] = {
     (Operation.MKDIR, errno.EAGAIN): ErrnoVerdict(
         _NEVER, "cgroup.max.descendants or cgroup.max.depth of an ancestor is reached",
         "raise that limit"),
-    (Operation.MKDIR, errno.EROFS): ErrnoVerdict(
-        _NEVER, "the cgroup file system is mounted read-only",
-        "run outside the container, or mount it read-write"),
     # cgroup_destroy_locked
     (Operation.RMDIR, errno.EBUSY): ErrnoVerdict(
         _LATER, "threads or child cgroups are still in it",
         "retried; look at its cgroup.threads"),
-    (Operation.RMDIR, errno.ENOTEMPTY): ErrnoVerdict(
-        _LATER, "it is not empty", "retried; look inside it"),
     # update_cpumask, validate_change, validate_partition
     (Operation.CPUSET, errno.EINVAL): ErrnoVerdict(
         _NEVER, "the kernel takes no such CPU list here: it names a CPU that does not exist, "
@@ -160,10 +147,6 @@ _TABLE: dict[tuple[Operation, int], ErrnoVerdict] = {
     (Operation.CPUSET, errno.ENOSPC): ErrnoVerdict(
         _LATER, "threads are in the cpuset, and it would have no CPUs of its own",
         "retried at the next pass"),
-    (Operation.CPUSET, errno.ENODEV): ErrnoVerdict(
-        _LATER, "the cgroup is being removed", "retried at the next pass"),
-    (Operation.CPUSET, errno.ENOENT): ErrnoVerdict(
-        _LATER, "the cgroup was removed meanwhile", "retried at the next pass"),
     # update_exclusive_cpumask, validate_change
     (Operation.EXCLUSIVE, errno.EINVAL): ErrnoVerdict(
         _NEVER, "a cgroup beside it, or a partition, has one of these CPUs for itself",
