@@ -10,7 +10,7 @@ from typing import NamedTuple
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.host.filesystem import HostRoot
-from vsrtune.model.cpuset_tree import CpusetGroup
+from vsrtune.model.cpuset_tree import CpusetGroup, upwards
 
 MOUNT = "/sys/fs/cgroup"
 
@@ -83,7 +83,7 @@ def read_tree(
     sorted by path. With ``below``, only that cgroup and those inside it, which suffices while
     cgroups elsewhere are members without exclusive CPUs. ``reader`` may have read some cgroups
     already, for the threads in them."""
-    near = {above for path in set(used) for above in _above(path)}
+    near = {path.rpartition("/")[0] for cgroup in set(used) for path in upwards(cgroup)}
     found: list[CpusetGroup] = []
     waiting = [below]
     if below:
@@ -105,14 +105,6 @@ def read_tree(
             if above in near or passed_on:
                 found.append(group)
     return tuple(sorted(found, key=lambda g: g.path))
-
-
-def _above(path: str) -> list[str]:
-    found = []
-    while path:
-        path = path.rpartition("/")[0]
-        found.append(path)
-    return found
 
 
 def _group(reader: CpusetReader, path: str) -> CpusetGroup | None:

@@ -17,7 +17,7 @@ from vsrtune.model.host import Host
 from vsrtune.model.journal_records import Entry, applied, undo_order
 from vsrtune.model.plan import Action, Plan, Refusal
 from vsrtune.model.present import PresentValues
-from vsrtune.model.root_domains import slices_of
+from vsrtune.model.root_domains import slices_of, within
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.stepdown import NO_STEPS, Steps
 from vsrtune.model.targets import (
@@ -176,7 +176,7 @@ def _masks_forgotten(snapshot: Snapshot, projected: Snapshot, back: Collection[A
 
     def forgotten(thread: Thread) -> Thread:
         wide = thread.cpuset_effective
-        below = any(thread.cgroup.startswith(f"{path}/") for path in slices)
+        below = any(within(thread.cgroup, path) for path in slices)
         own = thread.affinity != had[thread.key]
         if wide is None or not below or own or thread.key in given:
             return thread
@@ -280,7 +280,7 @@ def _released(inputs: Inputs, judged: Judged) -> frozenset[Target]:
 
 def _within(guest: Guest, slices: Collection[str]) -> bool:
     """Whether a guest lives in one of these slices."""
-    return any(t.cgroup.startswith(f"{path}/") for path in slices for t in guest.threads)
+    return any(within(t.cgroup, path) for path in slices for t in guest.threads)
 
 
 def _asked_by_another(judged: Judged, target: Target, written: Value) -> bool:
@@ -336,10 +336,7 @@ def _rebuilt(snapshot: Snapshot, applied: Mapping[Target, Value], plan: Plan) ->
         return (
             thread is not None
             and cpus is not None
-            and any(
-                thread.cgroup.startswith(f"{path}/") and not cpus <= within
-                for path, within in slices.items()
-            )
+            and any(within(thread.cgroup, path) and not cpus <= own for path, own in slices.items())
         )
 
     actions = [a for a in plan.actions if not a.release]

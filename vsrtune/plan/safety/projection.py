@@ -13,11 +13,12 @@ from functools import cached_property
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model import cpuset_tree
-from vsrtune.model.cpuset_tree import CpusetGroup
+from vsrtune.model.cpuset_tree import CpusetGroup, upwards
 from vsrtune.model.guest import Guest, Interface, Role, Sched, Thread, ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.present import changed, passed_changed, thread_target
+from vsrtune.model.root_domains import within
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import (
     HOST_REF,
@@ -238,11 +239,9 @@ class Projection:
 
         def allowed(cgroup: str) -> CpuSet:
             found = cpus
-            while cgroup:
-                group = self._cpuset(cgroup)
+            for group in map(self._cpuset, upwards(cgroup)):
                 if group is not None and group.cpus:
                     found &= CpuSet.parse(group.cpus)
-                cgroup = cgroup.rpartition("/")[0]
             return found
 
         def freed(_guest: Guest, thread: Thread) -> Thread:
@@ -275,14 +274,12 @@ class Projection:
 
     def _reach(self, path: str) -> CpuSet:
         """The CPUs that the partitions, and the lists from a cgroup upwards, leave to it."""
-        cpus, at = self.host.online, path
-        while at:
-            group = self._cpuset(at)
+        cpus = self.host.online
+        for group in map(self._cpuset, upwards(path)):
             if group is not None and group.valid:
                 return cpus & group.effective or group.effective
             if group is not None and group.cpus:
                 cpus = cpus & CpuSet.parse(group.cpus) or cpus
-            at = at.rpartition("/")[0]
         return cpus - CpuSet.union(g.effective for g in self.host.cpusets if g.valid) or cpus
 
     def _widened(self, path: str) -> None:
@@ -290,7 +287,7 @@ class Projection:
 
         def changed(_guest: Guest, thread: Thread) -> Thread:
             effective = thread.cpuset_effective
-            if effective is None or not thread.cgroup.startswith(f"{path}/"):
+            if effective is None or not within(thread.cgroup, path):
                 return thread
             wide = self._reach(thread.cgroup)
             return replace(
@@ -374,12 +371,9 @@ def _by_lists(
     if rewritten or inside:
         path = path.rpartition("/")[0]
     cpus = host.online
-    above = path
-    while above:
-        group = host.cpuset(above)
-        if group is not None and group.cpus and above not in written:
-            cpus &= CpuSet.parse(group.cpus)
-        above = above.rpartition("/")[0]
+    for above in map(host.cpuset, upwards(path)):
+        if above is not None and above.cpus and above.path not in written:
+            cpus &= CpuSet.parse(above.cpus)
     for group in host.cpusets:
         if group.valid and group.path not in partitions and not path.startswith(group.path):
             cpus -= group.effective
