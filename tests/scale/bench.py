@@ -90,10 +90,6 @@ class Recorded(TreeRoot):
         self.files.append(self._base + path)
         return super().read(path)
 
-    def read_record(self, path: str) -> str:
-        self.files.append(self._base + path)
-        return super().read_record(path)
-
     def listdir(self, path: str, most: int | None = None) -> list[str]:
         self.listed.append(self._base + path)
         return super().listdir(path, most)

@@ -25,9 +25,6 @@ class TreeRoot(LiveRoot):
     def read(self, path: str) -> str:
         return super().read(self._base + path)
 
-    def read_record(self, path: str) -> str:
-        return super().read_record(self._base + path)
-
     def listdir(self, path: str, most: int | None = None) -> list[str]:
         return super().listdir(self._base + path, most)
 
@@ -50,7 +47,7 @@ class TreeRoot(LiveRoot):
         return super().exists(self._base + path)
 
     def sched_attr(self, tid: int) -> Sched:
-        text = self.read_record(f"/sched_attr/{tid}.json")
+        text = self.read(f"/sched_attr/{tid}.json")
         sched = self._scheds.get(text)
         if sched is None:
             sched = self._scheds[text] = decode(Sched, json.loads(text))

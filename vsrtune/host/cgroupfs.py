@@ -67,7 +67,7 @@ class CpusetReader:
         """A file of a cgroup; None when it cannot be read."""
         base = f"{MOUNT}/{path}" if path else MOUNT
         try:
-            return self._root.read_record(f"{base}/{name}").strip()
+            return self._root.read(f"{base}/{name}").strip()
         except OSError:
             return None
 

@@ -43,11 +43,6 @@ class HostRoot(Protocol):
         """The whole text; bytes that are not UTF-8 become ``\\xNN``. Raises OSError as os.open
         does."""
 
-    def read_record(self, path: str) -> str:
-        """``read`` of a file that holds a single record, which the kernel gives at once: one of a
-        thread, of sysfs or a cgroup, but no list such as /proc/interrupts or cgroup.threads."""
-        return self.read(path)
-
     def listdir(self, path: str, most: int | None = None) -> list[str]:
         """Sorted names. Raises OSError as os.listdir does, and E2BIG for more than ``most`` names,
         without reading further."""
@@ -98,11 +93,7 @@ class LiveRoot(HostRoot):
     cgroup namespace of its own."""
 
     def read(self, path: str) -> str:
-        text = _text(path, 1)
-        return _as_on_host(text) if path.endswith("/cgroup") else text
-
-    def read_record(self, path: str) -> str:
-        text = _text(path, _SMALL)
+        text = _text(path)
         return _as_on_host(text) if path.endswith("/cgroup") else text
 
     def listdir(self, path: str, most: int | None = None) -> list[str]:
@@ -178,10 +169,10 @@ def cgroup_root() -> str | None:
     # Only the root of all cgroups has no type.
     if os.path.exists(f"{_CGROUPS}/cgroup.type"):
         return None
-    own, pid = unified_cgroup(_text("/proc/self/cgroup", 1)), str(os.getpid())
+    own, pid = unified_cgroup(_text("/proc/self/cgroup")), str(os.getpid())
     for place, _, _ in os.walk(_CGROUPS):
         with suppress(OSError):
-            if pid in _text(f"{place}/cgroup.procs", 1).split():
+            if pid in _text(f"{place}/cgroup.procs").split():
                 return place.removeprefix(_CGROUPS).removesuffix(own.rstrip("/"))
     return None
 
@@ -220,15 +211,14 @@ def text_of(root: HostRoot, path: str) -> str | None:
         return None
 
 
-def _text(path: str, least: int) -> str:
-    """The text of a file. A read of less than ``least`` bytes is the last: at the end of a file,
-    or after the only record."""
+def _text(path: str) -> str:
+    """The text of a file."""
     # Few system calls, because a pass reads thousands of small files. Python opens them
     # close-on-exec.
     fd = os.open(path, os.O_RDONLY)
     try:
         data = more = os.read(fd, _SMALL)
-        while len(more) >= least:
+        while more:
             more = os.read(fd, _CHUNK)
             data += more
     except OSError as error:

@@ -130,7 +130,7 @@ class NetReader:
         rows = (row for row in DEVICE_SETTINGS if row.universal or device.kind in row.kinds)
         paths = ((row, f"{device.path}/{row.path}") for row in rows)
         return {
-            row.field: int(self._root.read_record(path)) if row.universal else self._number(path)
+            row.field: int(self._root.read(path)) if row.universal else self._number(path)
             for row, path in paths
         }
 
@@ -141,7 +141,7 @@ class NetReader:
         (``tun_net_xmit``). For devices with ``counters``, those are exact. Raises OSError.
         """
         counter = "tx_dropped" if device.tun else "rx_dropped"
-        return int(self._root.read_record(f"{device.path}/statistics/{counter}"))
+        return int(self._root.read(f"{device.path}/statistics/{counter}"))
 
     def counters(self, device: Device) -> TapCounters | None:
         """The counters of our module on the device; None for devices of other drivers, and when
@@ -335,7 +335,7 @@ class NetReader:
 
     def _number(self, path: str) -> int | None:
         try:
-            return int(self._root.read_record(path))
+            return int(self._root.read(path))
         except (OSError, ValueError):
             return None
 
@@ -348,7 +348,7 @@ class NetReader:
     def _read(self, name: str) -> Device | None:
         try:
             path = self._path(name)
-            uevent = parse_uevent(self._root.read_record(f"{path}/uevent"))
+            uevent = parse_uevent(self._root.read(f"{path}/uevent"))
             names = self._root.listdir(path)
         except OSError:
             return None

@@ -176,9 +176,9 @@ def read_thread(root: HostRoot, pid: int, tid: int) -> RawThread | None:
     """One thread of thread group ``pid``; None when it is gone."""
     base = f"/proc/{pid}/task/{tid}"
     try:
-        stat = parse_stat(root.read_record(f"{base}/stat"))
-        allowed = parse_status_allowed(root.read_record(f"{base}/status"))
-        cgroup = parse_cgroup(root.read_record(f"{base}/cgroup"))
+        stat = parse_stat(root.read(f"{base}/stat"))
+        allowed = parse_status_allowed(root.read(f"{base}/status"))
+        cgroup = parse_cgroup(root.read(f"{base}/cgroup"))
         sched = root.sched_attr(tid)
         return RawThread(
             key=ThreadKey(pid, tid, stat.start_time),
@@ -206,7 +206,7 @@ def read_kvm_vcpus(root: HostRoot, pid: int) -> dict[int, int]:
         raise ValueError(f"KVM knows {len(machines)} machines of process {pid}")
     base = f"{KVM}/{machines[0]}"
     numbers = sorted(int(m[1]) for n in root.listdir(base) if (m := _KVM_VCPU.fullmatch(n)))
-    tids = [int(root.read_record(f"{base}/vcpu{number}/pid")) for number in numbers]
+    tids = [int(root.read(f"{base}/vcpu{number}/pid")) for number in numbers]
     return {tid: index for index, tid in enumerate(tids) if tid}
 
 
@@ -214,7 +214,7 @@ def cpu_ns(root: HostRoot, base: str, stat: Stat) -> int:
     """The run time of the thread with that directory in /proc, in nanoseconds; from the ticks in
     ``stat`` where the kernel does not report it (CONFIG_SCHED_INFO). Raises OSError."""
     try:
-        return int(root.read_record(f"{base}/schedstat").split()[0])
+        return int(root.read(f"{base}/schedstat").split()[0])
     except (PermissionError, FileNotFoundError, IndexError, ValueError):
         return stat.cpu_ticks * (1_000_000_000 // CLOCK_TICKS)
 

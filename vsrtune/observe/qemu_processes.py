@@ -185,7 +185,7 @@ def _same(one: _Entry, other: _Entry) -> bool:
 
 def _read(root: HostRoot, name: str, identity: int, judge: Judge) -> _Entry | None:
     try:
-        stat = parse_stat(root.read_record(f"/proc/{name}/stat"))
+        stat = parse_stat(root.read(f"/proc/{name}/stat"))
         known = not stat.kthread and stat.comm not in DAEMONS
         decision = _decision(root, stat, judge) if known else None
     except (OSError, ValueError):

@@ -118,8 +118,8 @@ class Judge:
         """The decision on the process whose /proc/PID/exe points to ``exe``, as far as it can
         be made without libvirt. Raises OSError when the process is gone, ValueError for a
         /proc that cannot be read."""
-        uids = parse_status_uids(self._root.read_record(f"/proc/{pid}/task/{pid}/status"))
-        cgroup = self._root.read_record(f"/proc/{pid}/task/{pid}/cgroup")
+        uids = parse_status_uids(self._root.read(f"/proc/{pid}/task/{pid}/status"))
+        cgroup = self._root.read(f"/proc/{pid}/task/{pid}/cgroup")
         machine, why = self._machine(cgroup)
         libvirts = not machine and self.in_libvirts_cgroup(cgroup)
         scopes = (_PROXMOX.fullmatch(path) for path in self._roots_cgroups(cgroup))

@@ -54,14 +54,13 @@ def test_sched_getattr_sees_reset_on_fork() -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 
 
-def test_a_record_is_whole_however_long_it_is(tmp_path: Path) -> None:
-    """read_record may stop at a short read, but never before the end of the record."""
+def test_a_text_is_whole_however_long_it_is(tmp_path: Path) -> None:
     root, file = LiveRoot(), tmp_path / "f"
     for size in (0, 1, 4095, 4096, 4097, 16384, 20480, 50_000):
         file.write_text("x" * size)
-        assert root.read_record(str(file)) == root.read(str(file)) == "x" * size
+        assert root.read(str(file)) == "x" * size
     for path in ("/proc/self/cgroup", "/proc/self/limits", "/proc/version"):
-        assert root.read_record(path) == root.read(path) == Path(path).read_text()
+        assert root.read(path) == Path(path).read_text()
 
 
 POD = (

@@ -142,8 +142,6 @@ class FakeKernel:
             return f"{self.state['rr_timeslice']}\n"
         raise FileNotFoundError(errno.ENOENT, "no such file", path)
 
-    read_record = read
-
     def listdir(self, path: str) -> list[str]:
         if path.startswith("/sys/fs/cgroup/"):
             above = path.removeprefix("/sys/fs/cgroup/")
