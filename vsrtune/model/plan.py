@@ -166,6 +166,8 @@ class Plan:
 
 
 PLAN_VERSION = 1
+# What is stored beside the actions.
+_STORED = ("skipped", "refusals", "warnings", "notes", "drift")
 
 
 def plan_text(plan: Plan, boot_id: str) -> str:
@@ -173,11 +175,9 @@ def plan_text(plan: Plan, boot_id: str) -> str:
     data = {
         "version": PLAN_VERSION,
         "boot_id": boot_id,
-        **encode(replace(plan, for_verify={}, heeded={}, accepted=frozenset(), disowned=())),
+        "actions": [a.to_data() for a in plan.actions],
+        **{name: encode(getattr(plan, name)) for name in _STORED},
     }
-    for unstored in ("for_verify", "heeded", "accepted", "disowned"):
-        del data[unstored]
-    data["actions"] = [a.to_data() for a in plan.actions]
     return json.dumps(data, indent=2, ensure_ascii=False)
 
 
