@@ -29,7 +29,7 @@ from vsrtune.core.exit_codes import ExitCode
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe import config_files
 from vsrtune.observe.config_files import load_dirs
-from vsrtune.policy import schema as policy_schema
+from vsrtune.policy.schema import SCHEMA
 
 
 @click.group(cls=Commands)
@@ -71,7 +71,7 @@ def check(files: tuple[Path, ...], policy_dirs: tuple[Path, ...]) -> int:
 @policy.command()
 def schema() -> None:
     """Print the JSON Schema of policy files, for editors and CI."""
-    print_json(policy_schema.schema())
+    print_json(SCHEMA)
 
 
 @policy.command()

@@ -9,7 +9,6 @@ use them.
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
 from vsrtune.core.cpuset import MAX_CPU
@@ -412,8 +411,3 @@ SCHEMA: dict[str, Any] = {
         ),
     },
 }
-
-
-def schema() -> dict[str, Any]:
-    """The JSON Schema of a policy file, a fresh copy."""
-    return copy.deepcopy(SCHEMA)

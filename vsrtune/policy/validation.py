@@ -14,7 +14,7 @@ from functools import cache
 from typing import Any
 
 from vsrtune.core.errors import PolicyError
-from vsrtune.policy.schema import CPU_RANGE, schema
+from vsrtune.policy.schema import CPU_RANGE, SCHEMA
 from vsrtune.policy.yaml_reader import Document, KeyPath, dotted, shown
 
 _CPU_RANGE = re.compile(CPU_RANGE)
@@ -31,14 +31,13 @@ _TYPES = {
 
 
 def structural(
-    document: Document, path: str, wanted: dict[str, Any] | None = None
+    document: Document, path: str, wanted: dict[str, Any] = SCHEMA
 ) -> list[tuple[KeyPath, PolicyError]]:
     """The errors in the structure: (key path, error) in the order of lines.
 
-    ``wanted`` is the JSON Schema, that of a policy when None. A key without a value is an error,
-    because vsrtune must not silently ignore a setting that an operator wrote.
+    ``wanted`` is the JSON Schema. A key without a value is an error, because vsrtune must not
+    silently ignore a setting that an operator wrote.
     """
-    wanted = schema() if wanted is None else wanted
     told: list[tuple[KeyPath, str, str]] = []
     for error in _validating()(wanted).iter_errors(document.data):
         where = tuple(str(p) for p in error.absolute_path)
