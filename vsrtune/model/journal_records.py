@@ -267,11 +267,11 @@ class Fold:
         return entry
 
     def record(self, data: Any) -> None:
-        """Apply one decoded record. Raises VsrtuneError for one that is malformed or out of turn,
-        AttributeError for an action that is no mapping."""
+        """Apply one decoded record. Raises VsrtuneError, LookupError or AttributeError for one that
+        is malformed or out of turn."""
         kind = data.get("r") if isinstance(data, dict) else None
         if kind == "intent":
-            action = Action.from_data(data["action"]) if "action" in data else _missing()
+            action = Action.from_data(data["action"])
             named = data.get("original")
             original = None if named is None else decode_value(action.target, named, "$.original")
             self.intent(action, original)
@@ -323,10 +323,6 @@ def _lag(action: Action) -> float:
         return 0.0
     leaves = before.cls is SchedClass.DEADLINE and after.cls is not SchedClass.DEADLINE
     return lag_seconds(before) if leaves else 0.0
-
-
-def _missing() -> Action:
-    raise VsrtuneError("the intent has no action")
 
 
 def intent_record(action: Action, original: Value | None = None) -> dict[str, Any]:
