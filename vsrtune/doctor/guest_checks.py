@@ -24,7 +24,7 @@ from vsrtune.model.root_domains import waits_for_domain
 from vsrtune.plan import kernel_threads
 from vsrtune.plan import warnings as plan_warnings
 from vsrtune.plan.interrupt_cpus import lower_nics
-from vsrtune.plan.requirements import label, main_thread
+from vsrtune.plan.requirements import label
 from vsrtune.plan.safety.standstill import standstills
 
 _NET = "/sys/class/net"
@@ -106,7 +106,7 @@ def emulator_cgroup(case: Case) -> Iterable[Finding]:
     """Workers that are threads of QEMU stand in libvirt's emulator cgroup: emulatorpin
     confines them, whatever their own affinity."""
     for guest in case.snapshot.guests:
-        main = main_thread(guest)
+        main = guest.main
         if main is None or guest.source != "libvirt" or not main.cpuset_cpus:
             continue
         inside = [t for t in guest.by_role(Role.VHOST) if t.cgroup == main.cgroup]

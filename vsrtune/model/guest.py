@@ -324,6 +324,11 @@ class Guest:
         """True while vsrtune changes nothing of the guest and leaves its settings in place."""
         return self.busy or self.unconfirmed
 
+    @property
+    def main(self) -> Thread | None:
+        """QEMU's main thread."""
+        return next(iter(self.by_role(Role.EMULATOR)), None)
+
     def by_role(self, role: Role) -> tuple[Thread, ...]:
         """Threads of a role in index, then creation order."""
         return self._by_role.get(role, ())

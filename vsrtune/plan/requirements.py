@@ -225,12 +225,6 @@ def foreign_deadline(context: Context, guest: Guest, thread: Thread) -> bool:
     return not (isinstance(applied, Sched) and applied.cls is SchedClass.DEADLINE)
 
 
-def main_thread(guest: Guest) -> Thread | None:
-    """QEMU's main thread."""
-    found = guest.by_role(Role.EMULATOR)
-    return next((t for t in found if t.key.tid == guest.pid), found[0] if found else None)
-
-
 def staying(context: Context, guest: Guest, threads: Iterable[Thread]) -> list[Occupant]:
     """Occupants for threads that stay where they are. A thread that may run everywhere occupies
     nothing."""
@@ -499,7 +493,7 @@ def _emulator(context: Context, out: Requirements) -> PinRequest | None:
     choice = out.policy.emulator
     if choice is None:
         return None
-    thread = main_thread(out.guest)
+    thread = out.guest.main
     if thread is None:
         out.skip("emulator CPUs", "QEMU's main thread was not found")
         return None

@@ -214,7 +214,7 @@ def _notes(case: _Case, made: Plan, written: _Values) -> dict[tuple[str, str], s
         _IRQ: f"now CPU {irq}" if irq else "none: the guest has no NIC on a lower device",
         ("cpus", "vcpu"): _placed(after, Role.VCPU),
         ("cpus", "vhost"): _placed(after, Role.VHOST) or "the guest has no vhost worker",
-        ("cpus", "emulator"): _emulator(after),
+        ("cpus", "emulator"): f"now CPU {after.main.affinity}" if after.main is not None else "",
     }
     if ("irq", "set") in written:
         notes[_IRQ] = f"the interrupts are served on CPU {irq} now"
@@ -233,11 +233,6 @@ def _notes(case: _Case, made: Plan, written: _Values) -> dict[tuple[str, str], s
 
 def _placed(guest: Guest, role: Role) -> str:
     return ", ".join(f"{label(t)} on {t.affinity}" for t in guest.by_role(role))
-
-
-def _emulator(guest: Guest) -> str:
-    main = next(iter(guest.by_role(Role.EMULATOR)), None)
-    return "" if main is None else f"now CPU {main.affinity}"
 
 
 def _interrupts(case: _Case) -> IrqChoice:

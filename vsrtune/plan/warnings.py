@@ -11,7 +11,7 @@ from vsrtune.model.guest import DATA_PLANE, REALTIME, Guest, Role, SchedClass, T
 from vsrtune.model.host import Host
 from vsrtune.model.load import WINDOWS
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.plan.requirements import Requirements, label, main_thread
+from vsrtune.plan.requirements import Requirements, label
 from vsrtune.plan.safety.standstill import Standstill, without_idle
 
 # Threads ask for so much of a CPU that another one is missing: a fifth more than it has.
@@ -110,7 +110,7 @@ def _covered(guest: Guest, lower: Role, higher: Role) -> CpuSet:
 
 
 def _starved_emulator(guest: Guest) -> list[str]:
-    main = main_thread(guest)
+    main = guest.main
     busy = CpuSet.union(t.affinity for t in _realtime(guest.threads) if len(t.affinity) == 1)
     if main is None or not busy or not main.affinity <= busy:
         return []

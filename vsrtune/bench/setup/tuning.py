@@ -27,7 +27,7 @@ from vsrtune.model.targets import HOST_REF, EmulatorPin, VcpuPin
 from vsrtune.observe.observer import live_observer
 from vsrtune.plan.actions import pin_values
 from vsrtune.plan.full_plan import full_plan
-from vsrtune.plan.requirements import main_thread, pin_target
+from vsrtune.plan.requirements import pin_target
 from vsrtune.policy.matching import Match, match
 from vsrtune.policy.model import WITHOUT_LIBVIRT, Policy
 
@@ -160,7 +160,7 @@ def libvirt_pins(snapshot: Snapshot, names: Collection[str], cpus: CpuSet) -> Pl
                 where=name,
                 hint="see: virsh list",
             )
-        for thread in filter(None, (*guest.by_role(Role.VCPU), main_thread(guest))):
+        for thread in filter(None, (*guest.by_role(Role.VCPU), guest.main)):
             target = pin_target(guest, thread)
             if isinstance(target, VcpuPin | EmulatorPin):
                 before, after = pin_values(thread, target, cpus)

@@ -21,7 +21,7 @@ from vsrtune.model.targets import CpusetFile, CpusetList
 from vsrtune.plan.deadline.partitions import CPUS
 from vsrtune.plan.phases import Draft, Phase
 from vsrtune.plan.placement.costs import Chosen
-from vsrtune.plan.requirements import EMULATOR_CGROUP, Context, Requirements, label, main_thread
+from vsrtune.plan.requirements import EMULATOR_CGROUP, Context, Requirements, label
 from vsrtune.policy.matching import policies_of
 from vsrtune.policy.model import Policy
 
@@ -58,7 +58,7 @@ def build(
 
 
 def _keep_off(context: Context, guest: Guest, cpus: CpuSet, why: str, draft: Draft) -> None:
-    main = main_thread(guest)
+    main = guest.main
     path, _, name = ("", "", "") if main is None else main.cgroup.rpartition("/")
     group = context.host.cpuset(path)
     if group is None or name != EMULATOR_CGROUP:

@@ -365,9 +365,8 @@ def _by_lists(
     partitions = {t.path for t in applied if isinstance(t, Partition)}
     lists = {t.path for t in applied if isinstance(t, CpusetFile) and t.file == "cpuset.cpus"}
     written = partitions | lists
-    main = next(iter(guest.by_role(Role.EMULATOR)), thread)
     inside = thread.cgroup in partitions
-    path = thread.cgroup if "/" in thread.cgroup else main.cgroup
+    path = thread.cgroup if "/" in thread.cgroup else (guest.main or thread).cgroup
     if rewritten or inside:
         path = path.rpartition("/")[0]
     cpus = host.online
