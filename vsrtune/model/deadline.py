@@ -44,7 +44,7 @@ LEAVING = Sched(
 )
 
 PERCENT_PATTERN = r"^\s*[0-9]+(\.[0-9]+)?\s*%\s*$"
-_PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*%", re.ASCII)
+_PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*%")
 
 
 def parse_percent(text: str) -> Fraction:

@@ -68,8 +68,6 @@ def remember(
     shapes: dict[str, Hashable] = {}
     devices: dict[int, str] = {}
     for requirements in per_guest:
-        if requirements.guest.ref in shapes:
-            return None
         ref = requirements.guest.ref
         shapes[ref] = _shape(context.host, requirements)
         owners = (devices.setdefault(i.ifindex, ref) for i in requirements.guest.interfaces)
@@ -113,8 +111,6 @@ def plan_alone(
             pick = whole.chosen.get(pin.thread.key) if pin.cpus is None else Chosen(pin.cpus)
             if pick is not None:
                 chosen[pin.thread.key] = pick
-            elif pin not in requirements.housekeepers:
-                return None
     draft = Draft(skipped=list(assigned.skipped))
     build(context, per_guest, chosen, RootDomains(), draft)
     kernel_threads.build_napi(context, per_guest, draft)

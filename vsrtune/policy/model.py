@@ -228,9 +228,7 @@ def sched_keys(policy: Policy, role: Role) -> KeyPath:
 
 
 def cpus_for(policy: Policy, role: Role) -> CpuChoice | CpuMap | None:
-    """The CPUs that the policy requires for a role."""
-    if role not in DATA_PLANE:
-        return None
+    """The CPUs that the policy requires for a role of the data plane."""
     choice = {Role.VCPU: policy.vcpu, Role.VHOST: policy.vhost, Role.NAPI: policy.napi}[role]
     return policy.placement if choice is None else choice
 

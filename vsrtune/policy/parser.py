@@ -343,13 +343,13 @@ class _Reader:
             return None
         period = self.time(data, *keys, "period")
         deadline = self.time(data, *keys, "deadline") if "deadline" in given else period
-        if "runtime" in given:
+        share = "runtime" if "runtime" in given else "bandwidth"
+        if share == "runtime":
             runtime = self.time(data, *keys, "runtime")
         else:
             runtime = self.share(data, (*keys, "bandwidth"), period or 0)
         if period is None or deadline is None or runtime is None:
             return None
-        share = "runtime" if "runtime" in given else "bandwidth"
         self.budget_limits(keys, share, runtime, deadline, period)
         if len(self.errors) > before:
             return None
@@ -365,20 +365,16 @@ class _Reader:
                 what = "scheduler.budget stands there too, which is for these threads"
                 self.fail(("scheduler", role), what, "keep one of the two")
         period = self.time(data, *keys, "period") or 0
-        runtime = self.share(data, (*keys, "cpu"), period) or 0
+        runtime = self.share(data, (*keys, "cpu"), period)
         if len(self.errors) == before:
             self.budget_limits(keys, "cpu", min(runtime, period), period, period)
         if len(self.errors) > before:
             return None
         return SchedRule(SchedClass.DEADLINE, 0, runtime, period, period)
 
-    def share(self, data: Any, keys: KeyPath, period: int) -> int | None:
-        """The runtime in nanoseconds of a bandwidth; None when it is wrong."""
-        try:
-            return int(parse_percent(str(self.get(data, *keys))) * period)
-        except VsrtuneError as error:
-            self.fail(keys, error.what, error.hint)
-            return None
+    def share(self, data: Any, keys: KeyPath, period: int) -> int:
+        """The runtime in nanoseconds of a bandwidth, whose text the schema has checked."""
+        return int(parse_percent(str(self.get(data, *keys))) * period)
 
     def budget_limits(
         self, keys: KeyPath, key: str, runtime: int, deadline: int, period: int
