@@ -23,7 +23,6 @@ the source of each number.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -269,23 +268,10 @@ class Board:
     def cheapest(self, seat: int, among: Collection[int]) -> tuple[float, int]:
         """The lowest price of a seat that is not on the board, and the CPU that has it: of equal
         ones the CPU that it had, then the lowest."""
-        one, had = self._parties[seat], self._seats[seat].previous
-        company = self._company(one, among)
-        beside = company.weighed
-        best = (math.inf, True, 0)
-        for cpu in beside:
-            price = round(self._price(seat, cpu, company), 9)
-            best = min(best, (price, cpu != had, cpu))
-        # Without company no price is below the base, so most CPUs need no closer look.
-        over = _over(min(map(self._load.__getitem__, among)), one.demand)
-        for cpu in among:
-            if cpu in beside:
-                continue
-            least = round(one.demand * self._base[cpu] + over, 9)
-            if (least, cpu != had, cpu) < best:
-                price = round(self._price(seat, cpu, company), 9)
-                best = min(best, (price, cpu != had, cpu))
-        return best[0], best[2]
+        had, company = self._seats[seat].previous, self._company(self._parties[seat], among)
+        prices = ((round(self._price(seat, cpu, company), 9), cpu != had, cpu) for cpu in among)
+        price, _, cpu = min(prices)
+        return price, cpu
 
     def _company(self, one: Party, among: Collection[int], seated: int | None = None) -> _Company:
         """``seated`` is the seat of ``one`` itself if it is on the board."""
