@@ -50,14 +50,6 @@ class Start:
     plan: Plan
 
 
-@dataclass(frozen=True, slots=True)
-class _Candidate:
-    """What is written above the default profile, with a title."""
-
-    title: str
-    written: _Values
-
-
 @dataclass(slots=True)
 class _Case:
     """The host and the guest on which candidates are tried."""
@@ -100,11 +92,11 @@ def start(
     if no_realtime:
         tried.append(("realtime classes", no_realtime))
     second = _second(case, realtime=not no_realtime)
-    for candidate in _candidates(case, realtime=not no_realtime):
-        made, refused = case.plan(_body(case.name, candidate.written, {}))
+    for title, written in _candidates(case, realtime=not no_realtime):
+        made, refused = case.plan(_body(case.name, written, {}))
         if not refused:
-            return Start(_text(case, candidate.written, made, tried, second), made)
-        tried.append((candidate.title, refused))
+            return Start(_text(case, written, made, tried, second), made)
+        tried.append((title, refused))
     body = f"guest: {case.name}\nprofile: none\n"
     return Start(f"{_head(case, tried)}\n{body}\n{second}{_MORE}", case.plan(body)[0])
 
@@ -131,16 +123,17 @@ def policy_name(guest: Guest) -> str:
     )
 
 
-def _candidates(case: _Case, *, realtime: bool) -> Iterator[_Candidate]:
-    """The candidates, the most useful first. A realtime thread beside interrupts starves
-    reception, so a candidate with interrupt CPUs by hand has no realtime class."""
+def _candidates(case: _Case, *, realtime: bool) -> Iterator[tuple[str, _Values]]:
+    """The candidates, the most useful first: a title, and what is written above the default
+    profile. A realtime thread beside interrupts starves reception, so a candidate with interrupt
+    CPUs by hand has no realtime class."""
     if realtime:
-        yield _Candidate(f"profile {DEFAULT_PROFILE}", {})
-    yield _Candidate("class batch", _BATCH)
+        yield f"profile {DEFAULT_PROFILE}", {}
+    yield "class batch", _BATCH
     online = case.snapshot.host.online
     if len(online) > 1:
         by_hand = {_IRQ: str(online.first()), **_BATCH}
-        yield _Candidate("class batch, with the interrupt CPU by hand", by_hand)
+        yield "class batch, with the interrupt CPU by hand", by_hand
 
 
 def _second(case: _Case, *, realtime: bool) -> str:
