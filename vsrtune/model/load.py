@@ -41,13 +41,16 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Windows:
-    """A thread's latest windows, the newest last, and where the next one begins."""
+    """A thread's latest windows, the newest last, and where the next one begins: None at the next
+    reading."""
 
-    begin: Reading
+    begin: Reading | None = None
     load: tuple[float, ...] = ()
 
     def update(self, now: Reading, least_ns: int = LEAST_NS) -> Windows:
         """Add a window if enough time has passed since the last one."""
+        if self.begin is None:
+            return Windows(now, self.load)
         if now.at_ns - self.begin.at_ns < least_ns:
             return self
         load = demand(self.begin, now)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from vsrtune.core.errors import ObserveError
 from vsrtune.core.untrusted import kept
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.state_files import read_file, replace_volatile
-from vsrtune.model.guest import Thread, ThreadKey
+from vsrtune.model.guest import ThreadKey
 from vsrtune.model.load import (
     LEAST_NS,
     Reading,
@@ -96,15 +96,6 @@ def with_loads(snapshot: Snapshot, path: Path = LOAD_PATH) -> Snapshot:
 BATCH = 1000
 
 
-@dataclass(slots=True)
-class _Known:
-    """``windows`` is None until the next window begins."""
-
-    cpus: CpuSet
-    windows: Windows | None = None
-    load: tuple[float, ...] = ()
-
-
 class LoadMeter:
     """Loads of the data plane threads of one host. ``clock`` gives nanoseconds, ``least_ns`` is
     the least length of a window."""
@@ -120,28 +111,29 @@ class LoadMeter:
         self._least = least_ns
         self._path = path
         self._clock = clock
-        self._known: dict[ThreadKey, _Known] | None = None
+        self._known: dict[ThreadKey, Windows] | None = None
+        self._cpus: dict[ThreadKey, CpuSet] = {}
         self._changed = False
 
     def update(self, snapshot: Snapshot) -> Snapshot:
         """The snapshot with the load of every thread that has been measured so far."""
-        threads = data_plane(snapshot)
-        if self._known is None:
+        threads, known = data_plane(snapshot), self._known
+        if known is None:
             # Loads that an earlier daemon measured are a beginning, but no reason to move.
             before = load(snapshot.host.boot_id, self._path).by_thread
-            self._known = {
-                t.key: _Known(t.affinity, load=merged(before.get(t.key, ()))) for t in threads
-            }
-        known = self._known
-        alive = {t.key for t in threads}
-        for key in [k for k in known if k not in alive]:
-            del known[key]
-        if any(t.key in known and moved(known[t.key].cpus, t.affinity) for t in threads):
-            self._begin_anew()
-        for thread in threads:
-            known.setdefault(thread.key, _Known(thread.affinity)).cpus = thread.affinity
-        for thread in self._due(threads):
-            self._read(thread.key, known[thread.key])
+            known = {key: Windows(load=merged(one)) for key, one in before.items()}
+        known = self._known = {t.key: known.get(t.key, Windows()) for t in threads}
+        if any(t.key in self._cpus and moved(self._cpus[t.key], t.affinity) for t in threads):
+            # The loads were measured beside other threads.
+            self._changed = True
+            known = self._known = {k: Windows(load=merged(w.load)) for k, w in known.items()}
+        self._cpus = {t.key: t.affinity for t in threads}
+        for key in self._due(known):
+            reading = read_schedstat(self._root, key, self._clock)
+            if reading is not None:
+                windows = known[key].update(reading, self._least)
+                self._changed |= windows.load != known[key].load
+                known[key] = windows
         return measured(snapshot, {key: one.load for key, one in known.items() if one.load})
 
     @property
@@ -156,34 +148,11 @@ class LoadMeter:
             threads = (ThreadLoad(k, w.load) for k, w in (self._known or {}).items() if w.load)
             save(Loads(boot_id, tuple(threads), moves, last_moves, last_time), self._path)
 
-    def _begin_anew(self) -> None:
-        """Merge the windows and begin new ones: threads have moved, so the loads were measured
-        beside other threads."""
-        self._changed = True
-        for one in (self._known or {}).values():
-            one.windows, one.load = None, merged(one.load)
-
-    def _due(self, threads: Iterable[Thread]) -> list[Thread]:
-        now, known = self._clock(), self._known or {}
-        begun = {}
-        for thread in threads:
-            windows = known[thread.key].windows
-            begun[thread.key] = 0 if windows is None else windows.begin.at_ns
-            if windows is not None and now - windows.begin.at_ns < self._least:
-                del begun[thread.key]
-        due = [t for t in threads if t.key in begun]
-        return sorted(due, key=lambda t: (begun[t.key], t.key))[:BATCH]
-
-    def _read(self, key: ThreadKey, one: _Known) -> None:
-        reading = read_schedstat(self._root, key, self._clock)
-        if reading is None:
-            return
-        if one.windows is None:
-            one.windows = Windows(reading, one.load)
-            return
-        one.windows = one.windows.update(reading, self._least)
-        self._changed = self._changed or one.load != one.windows.load
-        one.load = one.windows.load
+    def _due(self, known: Mapping[ThreadKey, Windows]) -> list[ThreadKey]:
+        now = self._clock()
+        begun = {key: one.begin.at_ns if one.begin is not None else 0 for key, one in known.items()}
+        due = (key for key, at in begun.items() if not at or now - at >= self._least)
+        return sorted(due, key=lambda key: (begun[key], key))[:BATCH]
 
 
 def read_schedstat(
