@@ -401,10 +401,8 @@ class LiveSysOps:
         else:
             nearest = CpuSet.parse(pin.cpuset) if pin.cpuset else self.online()
         try:
-            if isinstance(target, VcpuPin):
-                self._calls.pin_vcpu(target.uuid, target.vcpu, nearest, self._was(target))
-            else:
-                self._calls.pin_emulator(target.uuid, nearest, self._was(target))
+            which = target.vcpu if isinstance(target, VcpuPin) else None
+            self._calls.pin(target.uuid, which, nearest, self._was(target))
         except VanishedError as error:
             thread.check()
             # Later actions rely on the pin: a realtime class, above all.
@@ -433,7 +431,7 @@ class LiveSysOps:
             settle(HostThread(self._root, self._calls, key, where), wanted)
 
     def _was(self, target: VcpuPin | EmulatorPin) -> CpuSet | None:
-        """The CPUs to which libvirt pinned before us: ``was`` of ``LiveCalls.pin_vcpu``."""
+        """The CPUs to which libvirt pinned before us: ``was`` of ``LiveCalls.pin``."""
         original = self._original(target)
         if not isinstance(original, Pin):
             return None

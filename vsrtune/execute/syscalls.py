@@ -38,22 +38,16 @@ class LibvirtPins:
     def __init__(self, uri: str = "qemu:///system") -> None:
         self._kept = Connection(uri, WriteError)
 
-    def pin_vcpu(self, uuid: str, vcpu: int, cpus: CpuSet, was: CpuSet | None = None) -> None:
-        """``virDomainPinVcpuFlags(LIVE)``, like ``virsh vcpupin --live``. ``was``: the pin that
-        undo restores, which is noted in the domain; empty when there was none, None when only the
-        domain knows."""
-        self._pin(uuid, vcpu, cpus, was)
-
-    def pin_emulator(self, uuid: str, cpus: CpuSet, was: CpuSet | None = None) -> None:
-        """``virDomainPinEmulator(LIVE)``, like ``virsh emulatorpin --live``. ``was`` as for
-        ``pin_vcpu``."""
-        self._pin(uuid, None, cpus, was)
-
     def close(self) -> None:
         """Close the connection; the next pin opens a new one."""
         self._kept.close()
 
-    def _pin(self, uuid: str, which: domain_xml.Which, cpus: CpuSet, was: CpuSet | None) -> None:
+    def pin(
+        self, uuid: str, which: domain_xml.Which, cpus: CpuSet, was: CpuSet | None = None
+    ) -> None:
+        """``virDomainPinVcpuFlags(LIVE)`` of a vcpu or ``virDomainPinEmulator(LIVE)``, like ``virsh
+        vcpupin --live`` and ``emulatorpin --live``. ``was``: the pin that undo restores, which is
+        noted in the domain; empty when there was none, None when only the domain knows."""
         libvirt, live = library(), library().VIR_DOMAIN_AFFECT_LIVE
         where = f"domain {uuid} " + ("emulator" if which is None else f"vcpu {which}")
         for attempt in (1, 2):

@@ -105,8 +105,8 @@ def test_a_value_that_came_with_an_earlier_write_counts_as_done(
 def test_threads_follow_later_widenings_as_before(host: FakeKernel, journal: Journal) -> None:
     apply(make_plan(host), host.ops(), journal)
     undo(host.ops(), journal)
-    host.pin_emulator(UUID, CpuSet([0]))
-    host.pin_emulator(UUID, CpuSet(range(4)))
+    host.pin(UUID, None, CpuSet([0]))
+    host.pin(UUID, None, CpuSet(range(4)))
     assert [host.mask(t) for t in (1000, 1001, 1020)] == ["0-3"] * 3
 
 
@@ -141,7 +141,7 @@ def test_a_stale_value_fails_only_its_guest(host: FakeKernel, journal: Journal) 
 
 def test_values_changed_by_others_are_left_alone(host: FakeKernel, journal: Journal) -> None:
     apply(make_plan(host), host.ops(), journal)
-    host.pin_vcpu(UUID, 0, CpuSet([3]))
+    host.pin(UUID, 0, CpuSet([3]))
     host.write("/sys/class/net/macvtap0/tx_queue_len", "77")
     result = undo(host.ops(), journal)
     assert {left.target for left in result.left} == {
@@ -457,7 +457,7 @@ def test_a_pin_by_hand_to_the_same_cpus_is_still_taken_back(
 ) -> None:
     before = host.visible()
     apply(make_plan(host), host.ops(), journal)
-    host.pin_emulator(UUID, CpuSet([0]))
+    host.pin(UUID, None, CpuSet([0]))
     undo(host.ops(), journal)
     assert host.visible() == before
 

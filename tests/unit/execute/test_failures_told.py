@@ -167,7 +167,7 @@ def test_what_was_left_alone(host: FakeKernel, journal: Journal) -> None:
 
 def full_parking(host: FakeKernel) -> None:
     """Whoever leaves the emulator's cgroup is followed by another thread that is born there."""
-    host.pin_emulator(UUID, CpuSet([0]))
+    host.pin(UUID, None, CpuSet([0]))
 
     def bear(what: str) -> None:
         if "vsrtune-emulator/cgroup.threads" in what:
@@ -186,7 +186,7 @@ def without_domain(host: FakeKernel) -> None:
     def gone(*_: object) -> None:
         raise VanishedError("the domain is gone or not running")
 
-    host.pin_vcpu = gone  # type: ignore[method-assign]
+    host.pin = gone  # type: ignore[method-assign]
 
 
 def kept_cgroup(host: FakeKernel) -> None:
@@ -422,12 +422,12 @@ def test_a_pin_beyond_the_cpus_that_libvirt_counts() -> None:
     for cpu in (count, 500):
         told = f"libvirt counts {count} CPUs, CPU {cpu} is not one of them; {hint}"
         with pytest.raises(VsrtuneError) as caught:
-            pins.pin_vcpu(uuid, 0, CpuSet([cpu]))
+            pins.pin(uuid, 0, CpuSet([cpu]))
         assert str(caught.value) == f"domain {uuid} vcpu 0: {told}"
         with pytest.raises(VsrtuneError) as caught:
-            pins.pin_emulator(uuid, CpuSet([0, cpu]))
+            pins.pin(uuid, None, CpuSet([0, cpu]))
         assert str(caught.value) == f"domain {uuid} emulator: {told}"
-    pins.pin_emulator(uuid, CpuSet([count - 1]))
+    pins.pin(uuid, None, CpuSet([count - 1]))
 
 
 def test_a_job_of_libvirts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -438,7 +438,7 @@ def test_a_job_of_libvirts(monkeypatch: pytest.MonkeyPatch) -> None:
     job = {"type": libvirt.VIR_DOMAIN_JOB_UNBOUNDED, libvirt.VIR_DOMAIN_JOB_OPERATION: save}
     monkeypatch.setattr(libvirt.virDomain, "jobStats", lambda _domain: job)
     with pytest.raises(BusyError) as caught:
-        LibvirtPins("test:///default").pin_emulator(uuid, CpuSet([1]))
+        LibvirtPins("test:///default").pin(uuid, None, CpuSet([1]))
     assert told(caught.value) == (
         (
             f"domain {uuid} emulator: libvirt is busy with the domain: it saves it, and takes no pins "

@@ -285,8 +285,7 @@ def test_a_guest_that_libvirt_does_not_know_is_not_half_tuned(
     def refuse(*_: object) -> None:
         raise VanishedError("the domain is gone or not running")
 
-    for name in ("pin_vcpu", "pin_emulator"):
-        monkeypatch.setattr(host, name, refuse)
+    monkeypatch.setattr(host, "pin", refuse)
     target = (
         VcpuPin("vr1", UUID, 0, key(host, 1010))
         if kind is VcpuPin
@@ -382,7 +381,7 @@ def test_a_real_thread_takes_a_class(thread: ThreadKey) -> None:
 def test_libvirt_that_does_not_answer_is_transient() -> None:
     pytest.importorskip("libvirt")
     with pytest.raises(WriteError, match="does not answer") as caught:
-        LibvirtPins("qemu+unix:///system?socket=/nonexistent").pin_vcpu(UUID, 0, ONE)
+        LibvirtPins("qemu+unix:///system?socket=/nonexistent").pin(UUID, 0, ONE)
     assert caught.value.lasting is Lasting.TRANSIENT
     assert "libvirtd" in caught.value.hint
 
@@ -396,7 +395,7 @@ def test_a_pin_does_not_wait_for_a_libvirt_that_says_nothing(
     pins = LibvirtPins("test:///default")
     monkeypatch.setattr(pins._kept, "_patience", Patience(0.1))
     with pytest.raises(WriteError, match="libvirt does not answer: no answer in") as caught:
-        pins.pin_vcpu(UUID, 0, ONE)
+        pins.pin(UUID, 0, ONE)
     assert caught.value.lasting is Lasting.TRANSIENT
     end.set()
 
@@ -404,7 +403,7 @@ def test_a_pin_does_not_wait_for_a_libvirt_that_says_nothing(
 def test_a_domain_that_libvirt_does_not_know_has_vanished() -> None:
     pytest.importorskip("libvirt")
     with pytest.raises(VanishedError):
-        LibvirtPins("test:///default").pin_emulator(UUID, ZERO)
+        LibvirtPins("test:///default").pin(UUID, None, ZERO)
 
 
 def test_pins_through_the_test_driver_name_its_cpus() -> None:
@@ -413,7 +412,7 @@ def test_pins_through_the_test_driver_name_its_cpus() -> None:
     uuid = connection.lookupByName("test").UUIDString()
     connection.close()
     with pytest.raises(WriteError, match="libvirt counts"):
-        LibvirtPins("test:///default").pin_vcpu(uuid, 0, CpuSet([500]))
+        LibvirtPins("test:///default").pin(uuid, 0, CpuSet([500]))
 
 
 def test_a_pin_does_not_wait_for_a_job_of_libvirts(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -434,7 +433,7 @@ def test_a_pin_does_not_wait_for_a_job_of_libvirts(monkeypatch: pytest.MonkeyPat
         operation = getattr(libvirt, f"VIR_DOMAIN_JOB_OPERATION_{name}")
         job = {"type": libvirt.VIR_DOMAIN_JOB_UNBOUNDED, "operation": operation}
         with pytest.raises(BusyError, match=told) as caught:
-            pins.pin_emulator(domain.UUIDString(), ONE)
+            pins.pin(domain.UUIDString(), None, ONE)
         assert caught.value.lasting is Lasting.TRANSIENT
         assert domain.emulatorPinInfo() == before
     # A backup, which takes changes, and no job at all.
@@ -444,7 +443,7 @@ def test_a_pin_does_not_wait_for_a_job_of_libvirts(monkeypatch: pytest.MonkeyPat
         ({"type": libvirt.VIR_DOMAIN_JOB_NONE}, 3),
     ):
         job = harmless
-        pins.pin_emulator(domain.UUIDString(), CpuSet([cpu]))
+        pins.pin(domain.UUIDString(), None, CpuSet([cpu]))
         assert [n for n, used in enumerate(domain.emulatorPinInfo()) if used] == [cpu]
     connection.close()
 
@@ -453,7 +452,7 @@ def test_a_driver_that_knows_no_jobs_takes_pins() -> None:
     libvirt = pytest.importorskip("libvirt")
     connection = libvirt.open("test:///default")
     domain = connection.lookupByName("test")
-    LibvirtPins("test:///default").pin_emulator(domain.UUIDString(), ONE)
+    LibvirtPins("test:///default").pin(domain.UUIDString(), None, ONE)
     assert [n for n, used in enumerate(domain.emulatorPinInfo()) if used] == [1]
     connection.close()
 
@@ -473,6 +472,6 @@ def test_a_domain_whose_job_cannot_even_be_asked_for_is_not_waited_for_twice(
 
     monkeypatch.setattr(libvirt.virDomain, "jobStats", wait)
     with pytest.raises(BusyError, match="state change lock"):
-        LibvirtPins("test:///default").pin_emulator(domain.UUIDString(), ONE)
+        LibvirtPins("test:///default").pin(domain.UUIDString(), None, ONE)
     assert domain.emulatorPinInfo() == before
     connection.close()

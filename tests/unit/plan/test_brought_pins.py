@@ -154,10 +154,10 @@ class TestLibvirt:
     def test_a_pin_leaves_its_original_in_the_domain(self, domain: Any, pins: LibvirtPins) -> None:
         uuid = domain.UUIDString()
         domain.pinEmulator((True, True, False, False), 0)
-        pins.pin_emulator(uuid, ONE)
-        pins.pin_emulator(uuid, TWO)
+        pins.pin(uuid, None, ONE)
+        pins.pin(uuid, None, TWO)
         assert parse_cputune(domain.XMLDesc(0)).carried() == (CarriedPin(None, TWO, ZERO | ONE),)
-        pins.pin_emulator(uuid, ZERO | ONE)
+        pins.pin(uuid, None, ZERO | ONE)
         assert "<metadata>" not in domain.XMLDesc(0)
         assert parse_cputune(domain.XMLDesc(0)).pins == {None: ZERO | ONE}
 
@@ -167,14 +167,14 @@ class TestLibvirt:
         uuid = domain.UUIDString()
         domain.pinEmulator((True, True, False, False), 0)
         for was, original in ((CpuSet(), None), (TWO, TWO)):
-            pins.pin_emulator(uuid, ONE, was)
+            pins.pin(uuid, None, ONE, was)
             found = parse_cputune(domain.XMLDesc(0)).carried()
             assert found == (CarriedPin(None, ONE, original),)
 
     def test_foreign_text_gives_way(self, domain: Any, pins: LibvirtPins) -> None:
         domain.setMetadata(2, "<b/>", "vsrtune", NAMESPACE, 1)
         domain.setMetadata(2, "<mine/>", "other", "urn:other", 1)
-        pins.pin_emulator(domain.UUIDString(), ONE)
+        pins.pin(domain.UUIDString(), None, ONE)
         found = parse_cputune(domain.XMLDesc(0))
         assert (found.problem, found.carried()) == ("", (CarriedPin(None, ONE, None),))
         assert "urn:other" in domain.XMLDesc(0)
@@ -192,7 +192,7 @@ class TestLibvirt:
         uuid = domain.UUIDString()
         said = f"^domain {uuid} emulator: libvirt refused: no metadata here"
         with pytest.raises(WriteError, match=said):
-            pins.pin_emulator(uuid, ONE)
+            pins.pin(uuid, None, ONE)
         assert domain.emulatorPinInfo() == before
 
 
@@ -216,13 +216,9 @@ def travelled(pid: int = 100) -> Guest:
 class Noting(FakeKernel):
     """Remembers of each pin what it was told that undo restores, as a domain does."""
 
-    def pin_vcpu(self, uuid: str, vcpu: int, cpus: CpuSet, was: CpuSet | None = None) -> None:
-        super().pin_vcpu(uuid, vcpu, cpus)
-        self.state["notes"][str(vcpu)] = str(was)
-
-    def pin_emulator(self, uuid: str, cpus: CpuSet, was: CpuSet | None = None) -> None:
-        super().pin_emulator(uuid, cpus)
-        self.state["notes"]["emulator"] = str(was)
+    def pin(self, uuid: str, which: int | None, cpus: CpuSet, was: CpuSet | None = None) -> None:
+        super().pin(uuid, which, cpus)
+        self.state["notes"]["emulator" if which is None else str(which)] = str(was)
 
 
 @pytest.mark.parametrize("controller", [True, False])

@@ -292,7 +292,7 @@ def test_an_affinity_follows_the_move_that_leaves_it_no_cpu() -> None:
     """libvirt starts vr1 with an emulatorpin, and its worker in a part of that."""
 
     def pinned(host: ImitatedHost) -> None:
-        host.kernel.pin_emulator(host.scene.guests[0].uuid, CpuSet([1, 2, 3]))
+        host.kernel.pin(host.scene.guests[0].uuid, None, CpuSet([1, 2, 3]))
         host.kernel.set_affinity(1021, CpuSet([1, 2]))
 
     host, vr2 = beside(f"cpus: {{vhost: 4}}\nscheduler: {{vhost: {{{SHARE}}}}}", before=pinned)

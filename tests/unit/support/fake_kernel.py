@@ -300,13 +300,8 @@ class FakeKernel:
         with self._point(f"sched {tid} {sched}"):
             self._set_sched(tid, sched)
 
-    def pin_vcpu(self, uuid: str, vcpu: int, cpus: CpuSet, was: CpuSet | None = None) -> None:
-        self._pin(uuid, f"vcpu{vcpu}", cpus)
-
-    def pin_emulator(self, uuid: str, cpus: CpuSet, was: CpuSet | None = None) -> None:
-        self._pin(uuid, "emulator", cpus)
-
-    def _pin(self, uuid: str, cgroup: str, cpus: CpuSet) -> None:
+    def pin(self, uuid: str, which: int | None, cpus: CpuSet, was: CpuSet | None = None) -> None:
+        cgroup = "emulator" if which is None else f"vcpu{which}"
         domain = self.state["domains"][uuid]
         tid = domain["threads"][cgroup]
         if str(tid) not in self.state["threads"]:

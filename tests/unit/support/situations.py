@@ -346,7 +346,7 @@ def changes(draw: st.DrawFn, on: ImitatedHost) -> tuple[str, frozenset[Row]]:
         rows = {("threads", str(tid))}
         kind = f"class of {guest.ref} tid {tid} is {sched}"
     elif kind == "pin" and one.role is Role.VCPU and guest.source == "libvirt" and not budgeted:
-        on.kernel.pin_vcpu(guest.uuid, one.index or 0, cpus)
+        on.kernel.pin(guest.uuid, one.index or 0, cpus)
         rows = {("threads", str(tid)), ("cgroups", row["cgroup"])}
         kind = f"vcpupin of {guest.ref} {one.index} is {cpus}"
     elif kind == "queue" and guest.interfaces:
