@@ -7,6 +7,7 @@ thread does the work and pings the watchdog, so a pass that hangs is noticed.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import select
@@ -374,27 +375,16 @@ class Wakeup:
 
     def set(self) -> None:
         """Wake the waiter; safe in signal handlers and threads."""
-        try:
+        # In a full pipe of unread wake-ups one is enough.
+        with contextlib.suppress(BlockingIOError):
             os.write(self._write, b"\0")
-        except BlockingIOError:
-            pass  # the pipe is full of unread wake-ups: one is enough
-        except OSError:
-            pass  # closed while a late event arrived
 
     def wait(self, seconds: float) -> bool:
         """Sleep at most ``seconds``; True when woken. Forget all earlier wake-ups."""
         ready, _, _ = select.select([self._read], [], [], max(0.0, seconds))
         if not ready:
             return False
-        try:
+        with contextlib.suppress(BlockingIOError):
             while os.read(self._read, 4096):
                 pass
-        except BlockingIOError:
-            pass
         return True
-
-    def close(self) -> None:
-        """Release the pipe."""
-        write, self._write = self._write, -1
-        os.close(self._read)
-        os.close(write)

@@ -35,8 +35,3 @@ class TestWakeup:
         finally:
             signal.set_wakeup_fd(old_fd)
             signal.signal(signal.SIGUSR1, old)
-
-    def test_set_after_close_is_harmless(self) -> None:
-        wake = Wakeup()
-        wake.close()
-        wake.set()
