@@ -44,6 +44,7 @@ from vsrtune.model.guest import REALTIME, Guest, Role, ThreadKey
 from vsrtune.model.load import shared_devices
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.stepdown import StepLevel
+from vsrtune.observe.samples import parsed
 from vsrtune.plan.safety.starvation import (
     STARVED,
     Rule,
@@ -128,7 +129,9 @@ class GuardSampler:
     ) -> list[Sight]:
         """All subjects as they are now. With ``busy``, the threads of those only that may run on
         one of these CPUs."""
-        devices = self._devices() if any(s.devices for s in subjects) else {}
+        devices: dict[str, DeviceFrames] = {}
+        if any(s.devices for s in subjects):
+            devices = parsed(self._root, "/proc/net/dev", parse_net_dev)
         return [
             Sight(
                 s,
@@ -151,8 +154,8 @@ class GuardSampler:
             return None
 
     def idle(self) -> dict[int, int]:
-        """Ticks by CPU in which it had nothing to run. Raises OSError."""
-        times = parse_cpu_times(self._root.read("/proc/stat"))
+        """Ticks by CPU in which it had nothing to run; empty when they cannot be read."""
+        times = parsed(self._root, "/proc/stat", parse_cpu_times)
         return {cpu: of.idle for cpu, of in times.items()}
 
     def _sample(self, where: str, stat: Stat, always: bool) -> ThreadSample:
@@ -168,12 +171,6 @@ class GuardSampler:
             if sample is not None:
                 found[thread.key] = sample
         return found
-
-    def _devices(self) -> dict[str, DeviceFrames]:
-        try:
-            return parse_net_dev(self._root.read("/proc/net/dev"))
-        except (OSError, ValueError, IndexError):
-            return {}
 
     # -- threads of others
 
@@ -288,10 +285,7 @@ class StandstillGuard(Background):
     def _busy(self, now: float) -> frozenset[int] | None:
         """The CPUs that were not quiet since the last call; None when that is not known."""
         at, before = self._idle
-        try:
-            idle = self._sampler.idle()
-        except (OSError, ValueError, IndexError):
-            idle = {}
+        idle = self._sampler.idle()
         self._idle = now, idle
         most = QUIET * (now - at) * CLOCK_TICKS
         found = frozenset(c for c, n in idle.items() if n - before.get(c, n) <= most)
@@ -384,13 +378,7 @@ class _Others:
         guarded = {s.ref for s in subjects}
         guests = snapshot.guests if snapshot is not None else ()
         cpus = real_time_cpus(g for g in guests if g.ref in guarded)
-        before, self._idle = self._idle, {}
-        if not cpus:
-            return frozenset()
-        try:
-            self._idle = self._sampler.idle()
-        except (OSError, ValueError):
-            return frozenset()
+        before, self._idle = self._idle, self._sampler.idle() if cpus else {}
         return frozenset(c for c in cpus if c in before and self._idle.get(c) == before[c])
 
     def _follow(self, tuned: set[ThreadKey]) -> None:

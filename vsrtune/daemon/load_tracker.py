@@ -159,11 +159,8 @@ class RecentKeeper:
 
     def _read(self, state: DaemonState) -> tuple[dict[int, CpuTimes], dict[str, GuestFrames]]:
         """Empty where the files cannot be read."""
-        try:
-            cpus = parse_cpu_times(self._root.read("/proc/stat"))
-            devices = parse_net_dev(self._root.read("/proc/net/dev"))
-        except (OSError, ValueError, IndexError):
-            return {}, {}
+        cpus = samples.parsed(self._root, "/proc/stat", parse_cpu_times)
+        devices = samples.parsed(self._root, "/proc/net/dev", parse_net_dev)
         shared = shared_devices(state.snapshot.guests if state.snapshot is not None else ())
         frames = {
             guest.ref: guest_frames(counted_devices(guest, shared), devices)

@@ -43,14 +43,15 @@ def take(
         snapshot=snapshot,
         at_ns=clock(),
         threads={key: one for key, one in readings.items() if one is not None},
-        cpus=_parsed(root, "/proc/stat", parse_cpu_times),
+        cpus=parsed(root, "/proc/stat", parse_cpu_times),
         drops={spot: count for spot, count in _drops(root, net, snapshot) if count is not None},
-        interrupts=_parsed(root, "/proc/interrupts", parse_counts),
+        interrupts=parsed(root, "/proc/interrupts", parse_counts),
         frames=dict(_frames(root, net, snapshot)),
     )
 
 
-def _parsed(root: HostRoot, path: str, parse: Callable[[str], dict[K, T]]) -> dict[K, T]:
+def parsed(root: HostRoot, path: str, parse: Callable[[str], dict[K, T]]) -> dict[K, T]:
+    """What a file says; empty when it cannot be read or understood."""
     try:
         return parse(root.read(path))
     except (OSError, ValueError, IndexError):
@@ -61,7 +62,7 @@ def _drops(
     root: HostRoot, net: NetReader, snapshot: Snapshot
 ) -> Iterator[tuple[DropPlace, int | None]]:
     """The frames dropped at each place; None where that cannot be read."""
-    backlogs = _parsed(root, "/proc/net/softnet_stat", lambda text: dict(parse_softnet(text)))
+    backlogs = parsed(root, "/proc/net/softnet_stat", lambda text: dict(parse_softnet(text)))
     for cpu, dropped in backlogs.items():
         yield DropPlace(f"CPU {cpu}", "backlog"), dropped
     for name in sorted({name for g in snapshot.guests for i in g.interfaces for name in i.lower}):
@@ -80,7 +81,7 @@ def _frames(
     root: HostRoot, net: NetReader, snapshot: Snapshot
 ) -> Iterator[tuple[str, GuestFrames]]:
     """The frames of each of the guests' devices, without those that are gone."""
-    counted = _parsed(root, "/proc/net/dev", parse_net_dev)
+    counted = parsed(root, "/proc/net/dev", parse_net_dev)
     for name in {i.target for g in snapshot.guests for i in g.interfaces}:
         device = net.device(name)
         if device is not None:
