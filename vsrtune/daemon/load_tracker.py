@@ -90,8 +90,8 @@ class LoadKeeper:
 
 
 class BottleneckKeeper:
-    """Names the bottlenecks of all guests. A sample is of BATCH guests at most, in turn, and thus
-    costs the same on every larger host."""
+    """Names the bottlenecks of all guests, and tells how their threads use their budgets. A sample
+    is of BATCH guests at most, in turn, and thus costs the same on every larger host."""
 
     def __init__(self, root: HostRoot, clock: Callable[[], float] = time.monotonic) -> None:
         self._root = root
@@ -101,15 +101,18 @@ class BottleneckKeeper:
         self._before: dict[int, HostSample] = {}
         self._found: dict[str, Bottleneck] = {}
         self._waited: dict[ThreadKey, float] = {}
+        self._budgets: dict[ThreadKey, float] = {}
 
     def update(self, state: DaemonState) -> DaemonState:
-        """``state`` with the latest bottleneck of each guest, and the times that its threads have
-        waited; new ones if it is time."""
+        """``state`` with the latest bottleneck of each guest, the times that its threads have
+        waited, and their use of budgets; new ones if it is time."""
         now = self._clock()
         if state.snapshot is not None and (self._at is None or now - self._at >= LIMITS):
             self._at = now
             self._sample(state.snapshot)
-        recent = replace(state.recent, bottlenecks=self._found, waited=self._waited)
+        recent = replace(
+            state.recent, bottlenecks=self._found, waited=self._waited, budgets=self._budgets
+        )
         return replace(state, recent=recent)
 
     def _sample(self, snapshot: Snapshot) -> None:
@@ -129,6 +132,9 @@ class BottleneckKeeper:
         alive = {t.key for g in guests for t in g.threads}
         waited = self._waited | {k: r.wait_ns / 1e9 for k, r in sample.threads.items()}
         self._waited = {key: seconds for key, seconds in waited.items() if key in alive}
+        uses = ((v.thread.key, v.use.budget) for v in frame.threads)
+        used = self._budgets | {key: share for key, share in uses if share is not None}
+        self._budgets = {key: share for key, share in used.items() if key in alive}
 
 
 def _data_plane(guest: Guest) -> Guest:

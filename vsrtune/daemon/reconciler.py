@@ -19,7 +19,7 @@ from vsrtune.daemon.load_tracker import LoadKeeper
 from vsrtune.daemon.pass_result import ResultLog, guest_states, log_plan, merged, unmade
 from vsrtune.daemon.scope import FULL, NOTHING, UNANNOUNCED, Scope
 from vsrtune.daemon.systemd import LOGGER, fields
-from vsrtune.daemon.trace_schedule import Budgets, Tracing
+from vsrtune.daemon.trace_schedule import Tracing
 from vsrtune.execute import executor
 from vsrtune.execute.executor import Result
 from vsrtune.execute.host_writer import LiveSysOps
@@ -85,7 +85,6 @@ class Reconciler:
         self._drift = DriftWatch(clock)
         self._results = ResultLog(self._said)
         self._snapshot: Snapshot | None = None
-        self._budgets = Budgets()
         self._tracing = Tracing()
         # The last plan for all guests, and whether this pass is for all.
         self._whole: Whole | None = None
@@ -295,9 +294,6 @@ class Reconciler:
         self._note_overruled(observed)
         self._count(writes=len(done), corrections=again)
         self._snapshot = observed.snapshot
-        if observed.names is None:
-            budgets = self._budgets.update(observed.snapshot, self._clock())
-            self.state = replace(self.state, budgets=budgets)
         # The state shows the host as this pass leaves it. A pass that plans guests alone
         # writes to these guests only.
         left = observed.around(project_actions(observed.alone(), done))

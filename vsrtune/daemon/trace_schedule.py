@@ -1,37 +1,12 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What two successive passes tell about threads: use of budgets, and whether to trace."""
+"""When it is worth a trace to see which interface a vhost worker serves."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
-from vsrtune.model.deadline import used
-from vsrtune.model.guest import Confidence, Guest, Role, SchedClass, Thread, ThreadKey
-from vsrtune.model.snapshot import Snapshot
-
-
-class Budgets:
-    """The share of their budgets that DEADLINE threads use from one full pass to the next."""
-
-    def __init__(self) -> None:
-        self._at = 0.0
-        self._ran: dict[ThreadKey, int] | None = None
-
-    def update(self, snapshot: Snapshot, now: float) -> tuple[tuple[ThreadKey, float], ...]:
-        """Shares since the last call; ``now`` is in seconds of one clock."""
-        elapsed, ran = round((now - self._at) * 1e9), self._ran
-        threads = [
-            t for g in snapshot.guests for t in g.threads if t.sched.cls is SchedClass.DEADLINE
-        ]
-        first = ran is None
-        self._at, self._ran = now, {t.key: t.cpu_ns for t in threads}
-        if first or ran is None or elapsed <= 0:
-            return ()
-        return tuple(
-            (t.key, used(t.sched, t.cpu_ns - ran[t.key], elapsed)) for t in threads if t.key in ran
-        )
-
+from vsrtune.model.guest import Confidence, Guest, Role, Thread, ThreadKey
 
 # After a trace that revealed nothing about a worker, this many passes at most make no trace
 # for it: 1, 3, 7, ...

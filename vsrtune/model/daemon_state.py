@@ -136,13 +136,15 @@ class Recent:
     """What the daemon has sampled of late. ``seconds`` are the lengths of the intervals between
     samples, the newest last, and ``rates`` those of guests in each of them, None where a rate is
     not known. ``cpus`` has the shares of the last interval. ``bottlenecks`` are by guest,
-    ``waited`` is the time that threads have stood in run queues, in seconds."""
+    ``waited`` is the time that threads have stood in run queues, in seconds, ``budgets`` the share
+    of its budget that each thread of class deadline used between two samples of its guest."""
 
     seconds: tuple[float, ...] = ()
     rates: Mapping[str, tuple[FrameRates | None, ...]] = field(default_factory=dict)
     cpus: Mapping[int, CpuShares] = field(default_factory=dict)
     bottlenecks: Mapping[str, Bottleneck] = field(default_factory=dict)
     waited: Mapping[ThreadKey, float] = field(default_factory=dict)
+    budgets: Mapping[ThreadKey, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +158,6 @@ class DaemonState:
     reload_success: bool = True
     last_pass: float = 0.0  # seconds since the epoch
     failure: str = ""  # why the last pass failed; "" when it did not
-    # The share of its budget that each DEADLINE thread used since the previous pass.
-    budgets: tuple[tuple[ThreadKey, float], ...] = ()
     # Settings that somebody changed, and what vsrtune does about them.
     drifts: tuple[Drift, ...] = ()
     # What the plan leaves undone, and why.

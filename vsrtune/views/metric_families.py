@@ -178,7 +178,7 @@ FAMILIES: tuple[Family[Any], ...] = (
     ),
     Family(
         "vsrtune_thread_deadline_used_ratio", "gauge", "ratio", THREAD,
-        "Share of its budget the thread used since the pass before, 1 when throttled.",
+        "Share of its budget the thread used since the sample before, 1 when throttled.",
         _used,
     ),
     Family(

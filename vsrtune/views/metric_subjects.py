@@ -7,13 +7,13 @@ subject have the same labels: Prometheus rejects a scrape with two samples of on
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Generic, TypeVar
 
 from vsrtune.model.daemon_state import DaemonState, GuestState
-from vsrtune.model.guest import Guest, Interface, Role, Thread, ThreadKey
+from vsrtune.model.guest import Guest, Interface, Role, Thread
 from vsrtune.model.host import Host
 from vsrtune.model.module_counters import QueueCounters, TapCounters
 from vsrtune.model.root_domains import DomainBooks, books
@@ -30,11 +30,6 @@ class Scrape:
         self.state = state
         self.refused = refused
         self.guests = state.snapshot.guests if state.snapshot is not None else ()
-
-    @cached_property
-    def budgets(self) -> Mapping[ThreadKey, float]:
-        """The share of its budget that each DEADLINE thread used since the previous pass."""
-        return dict(self.state.budgets)
 
     @cached_property
     def sharing(self) -> Sharing:
@@ -75,8 +70,8 @@ def utf8(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GuestThread:
-    """A thread on its ``host``. ``used`` is the share of its DEADLINE budget that it used since
-    the previous pass, None without a budget. ``waited`` is the time that it has stood in run
+    """A thread on its ``host``. ``used`` is the share of its DEADLINE budget that it used between
+    two samples, None when it was not measured. ``waited`` is the time that it has stood in run
     queues, in seconds, None when it was not measured."""
 
     thread: Thread
@@ -128,7 +123,7 @@ def _every_thread(scrape: Scrape) -> Iterator[tuple[Guest, GuestThread]]:
     host, recent = scrape.state.snapshot.host, scrape.state.recent
     for guest in scrape.guests:
         for thread in guest.threads:
-            used, waited = scrape.budgets.get(thread.key), recent.waited.get(thread.key)
+            used, waited = recent.budgets.get(thread.key), recent.waited.get(thread.key)
             yield guest, GuestThread(thread, host, used, waited)
 
 

@@ -62,7 +62,7 @@ def status_page(state: DaemonState) -> Data:
     guests = _guests(state)
     counts = Counter(standing for _, _, standing in guests)
     rank = {guest.ref: place for place, (guest, _, _) in enumerate(guests)}
-    use = reported_use(dict(state.budgets))
+    use = reported_use(state.recent.budgets)
     problems = [{"where": f"CPU {s.cpu}", "what": str(s)} for s in state.starved]
     problems += [{"where": p.reader, "what": p.what} for p in snapshot.problems]
     page = {
@@ -271,7 +271,7 @@ def _thread(view: ThreadView) -> Data:
         "priority": sched.priority if sched.cls in REALTIME else None,
         "runtime_ns": sched.runtime_ns if deadline else None,
         "period_ns": sched.period_ns if deadline else None,
-        "used": view.use.budget,
+        "used": view.use.budget if deadline else None,
         "cpus": thread.affinity,
         "last_cpu": thread.last_cpu,
         "load": view.use.load,

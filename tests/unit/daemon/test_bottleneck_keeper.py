@@ -12,7 +12,7 @@ from vsrtune.daemon import load_tracker
 from vsrtune.daemon.http import exposition, html
 from vsrtune.daemon.load_tracker import LIMITS, BottleneckKeeper
 from vsrtune.model.daemon_state import DaemonState, GuestState
-from vsrtune.model.guest import Role, ThreadKey
+from vsrtune.model.guest import Role, Sched, SchedClass, ThreadKey
 from vsrtune.model.load import PathStage
 from vsrtune.observe.recording import replay
 from vsrtune.views.page_data import status_page
@@ -92,6 +92,25 @@ def test_a_guest_that_went_has_none() -> None:
     state = host.after(LIMITS)
     assert state.recent.bottlenecks.keys() <= {host.second.ref}
     assert state.recent.waited.keys() <= {t.key for t in host.second.threads}
+
+
+def test_the_used_share_of_budgets() -> None:
+    host = Host()
+    ms = 1_000_000
+    budget = Sched(SchedClass.DEADLINE, runtime_ns=10 * ms, deadline_ns=20 * ms, period_ns=20 * ms)
+    threads = (replace(t, sched=budget) for t in host.first.by_role(Role.VCPU))
+    first = replace(host.first, threads=tuple(threads))
+    told = tuple(GuestState(g.ref, "libvirt", tuned=True) for g in host.seen.guests)
+    seen = replace(host.seen, guests=(first, host.second))
+    host.state = host.keeper.update(replace(host.state, snapshot=seen, guests=told))
+    assert host.state.recent.budgets == {}
+    state = host.after(LIMITS)
+    # They ran all the time, which the imitated kernel does not keep them from.
+    assert state.recent.budgets == {t.key: 1.98 for t in first.threads}
+    (page,) = [g for g in status_page(state)["guests"] if g["name"] == first.ref]
+    assert {t["used"] for t in page["threads"]} == {1.98}
+    host.state = replace(state, snapshot=replace(seen, guests=(host.second,)))
+    assert host.after(LIMITS).recent.budgets == {}
 
 
 def test_the_page_has_it_beside_the_guest() -> None:

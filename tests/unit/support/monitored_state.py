@@ -33,4 +33,4 @@ def state() -> DaemonState:
     host_seen = replace(seen.snapshot.host, deadline=booked)
     snapshot = replace(seen.snapshot, host=host_seen, guests=(replace(guest, threads=threads),))
     recent = recorded_state.with_traffic(seen).recent
-    return replace(seen, snapshot=snapshot, budgets=((vcpu.key, 0.5),), recent=recent)
+    return replace(seen, snapshot=snapshot, recent=replace(recent, budgets={vcpu.key: 0.5}))

@@ -128,7 +128,7 @@ def everything() -> DaemonState:
     return replace(
         state,
         snapshot=replace(state.snapshot, guests=(guest,)),
-        budgets=tuple((key, 1.004) for key, _ in state.budgets),
+        recent=replace(state.recent, budgets=dict.fromkeys(state.recent.budgets, 1.004)),
     )
 
 

@@ -168,7 +168,7 @@ def test_budget_and_load() -> None:
     state = DaemonState(
         snapshot=samples.snapshot(replace(guest, threads=(emulator, vcpu, worker))),
         guests=(GuestState("vr1", "libvirt", tuned=False, drift=1, pending=1, policy="a.yaml"),),
-        budgets=((vcpu.key, 0.98),),
+        recent=Recent(budgets={vcpu.key: 0.98}),
         reload_success=False,
     )
     page = fields(state)
