@@ -15,7 +15,7 @@ from vsrtune.attach.plan.model import AttachHostState, GuestNics
 from vsrtune.attach.plan.steps import Step
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.group import clone_xml
-from vsrtune.group.members import Layout, macs
+from vsrtune.group.members import Layout, free_mac, macs
 from vsrtune.group.parser import Group
 from vsrtune.model import domain_xml
 
@@ -83,7 +83,9 @@ def stand_in(group: Group, name: str, template: GuestNics, host: AttachHostState
         )
     taken = macs(host)
     cards = tuple(
-        domain_xml.nic(domain_xml.with_mac(nic.xml, clone_xml.own_mac(own, nic.mac, taken)))
+        domain_xml.nic(
+            domain_xml.with_mac(nic.xml, free_mac(f"{own}/{nic.mac}", taken, b"\x52\x54\x00"))
+        )
         for nic in template.config or ()
     )
     return GuestNics(name, own, cards, cards)

@@ -14,7 +14,7 @@ import posixpath
 import uuid
 import xml.etree.ElementTree as ET
 from collections import defaultdict
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from vsrtune.attach.plan.clone_model import File, Template
@@ -154,17 +154,6 @@ def own_uuid(template: Template, group: str, guest: str) -> str:
     """The UUID of a clone: always the same on one host, and another on each host."""
     space = uuid.UUID(template.machine)
     return str(uuid.uuid5(space, f"{template.uuid}/{group}/{guest}"))
-
-
-def own_mac(own: str, mac: str, taken: Collection[str]) -> str:
-    """The MAC that a clone (UUID) has for its template's ``mac``: none of those ``taken``."""
-    space, number = uuid.UUID(own), 0
-    while True:
-        digits = uuid.uuid5(space, f"{mac}/{number}").hex[:6]
-        found = f"52:54:00:{digits[:2]}:{digits[2:4]}:{digits[4:]}"
-        if found not in taken:
-            return found
-        number += 1
 
 
 def copy(

@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+from collections.abc import Collection, Iterable
+from itertools import count
 
 from vsrtune.attach.plan.clone_model import Clone
 from vsrtune.attach.plan.model import AttachHostState, GuestNics, Move
@@ -98,6 +100,14 @@ def macs(host: AttachHostState) -> set[str]:
     """All MACs that are in use on this host."""
     guests = {n.mac for g in host.guests for n in g.both}
     return guests | {link.mac for link in host.links.values()}
+
+
+def free_mac(words: str, taken: Collection[str], prefix: bytes = b"\x02") -> str:
+    """A MAC that begins with ``prefix`` (by default, it is locally administered), follows from
+    the words, and is none of ``taken``."""
+    digests = (hashlib.sha256(f"{words}/{salt}".encode()).digest() for salt in count())
+    found = ((prefix + digest)[:6].hex(":") for digest in digests)
+    return next(mac for mac in found if mac not in taken)
 
 
 def running(name: str, where: str, host: AttachHostState) -> GuestNics:

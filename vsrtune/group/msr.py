@@ -22,15 +22,13 @@ name. MACs are locally administered and follow from the names.
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Collection
 from dataclasses import replace
 
 from vsrtune.attach.plan.model import AttachHostState, GuestNics, Move
 from vsrtune.attach.plan.planner import device_like
 from vsrtune.attach.plan.steps import MadeDevice, MsrRole, Stage
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.group.members import Layout, macs, on_lower, running
+from vsrtune.group.members import Layout, free_mac, macs, on_lower, running
 from vsrtune.group.parser import Group
 from vsrtune.group.schema import BRIDGE, VLAN
 from vsrtune.model import domain_xml
@@ -102,16 +100,6 @@ def name(group: str, side: int, letter: str, router: int = 0) -> str:
     return f"{group}-{side}{letter}{router or ''}"
 
 
-def mac(words: str, taken: Collection[str]) -> str:
-    """A locally administered MAC that follows from the words and is none of ``taken``."""
-    for salt in range(1000):
-        digest = hashlib.sha256(f"{words}/{salt}".encode()).digest()
-        found = (b"\x02" + digest[:5]).hex(":")
-        if found not in taken:
-            return found
-    raise ValueError(f"no MAC is left for {words}")  # of 2^40
-
-
 def side_links(
     group: str, side: int, kind: str, routers: int, mtu: int, taken: set[str]
 ) -> SideLinks:
@@ -120,7 +108,7 @@ def side_links(
 
     def device(letter: str, number: int, lower: str = "", vlan: int = 0) -> MadeDevice:
         own = name(group, side, letter, number)
-        address = mac(own, taken)
+        address = free_mac(own, taken)
         taken.add(address)
         if letter == _BALANCER:
             return MadeDevice(own, lower, address, MODES["bridge"], mtu, _TAP_QUEUE, uplink=True)

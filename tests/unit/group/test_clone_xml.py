@@ -13,6 +13,7 @@ from vsrtune.attach.plan.clone_model import File, Template
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.group import clone_xml
 from vsrtune.group.clone_xml import Copy
+from vsrtune.group.members import free_mac
 from vsrtune.host.recorded import load
 from vsrtune.model import domain_xml
 
@@ -212,10 +213,11 @@ def test_uuids_and_macs_are_the_same_each_time_and_nobody_elses() -> None:
         clone_xml.own_uuid(template, "core", "vr2"),
     }
     assert len(others | {own, UUID}) == 5
-    first = clone_xml.own_mac(own, MACS[0], ())
+    first = free_mac("words", (), b"\x52\x54\x00")
     assert first.startswith("52:54:00:")
-    again = clone_xml.own_mac(own, MACS[0], {first})
-    assert again not in (first, clone_xml.own_mac(own, MACS[1], ()))
+    assert first == free_mac("words", (), b"\x52\x54\x00")
+    again = free_mac("words", {first}, b"\x52\x54\x00")
+    assert again not in (first, free_mac("other words", (), b"\x52\x54\x00"))
 
 
 RECORDED = {

@@ -18,7 +18,8 @@ from vsrtune.core.errors import VsrtuneError
 from vsrtune.execute.ledger import read_pending
 from vsrtune.group import msr_rules, planner
 from vsrtune.group import scale as group_scale
-from vsrtune.group.msr import FIRST_VLAN, mac, side_links
+from vsrtune.group.members import free_mac
+from vsrtune.group.msr import FIRST_VLAN, side_links
 from vsrtune.group.parser import parse
 from vsrtune.group.schema import LINKS
 from vsrtune.views.group_status import places
@@ -233,6 +234,6 @@ def test_names_fit_and_macs_are_nobodys() -> None:
     macs = [d.mac for d in devices]
     assert len(set(macs)) == len(devices) == 1 + 2 * 99
     assert all(int(one[:2], 16) & 3 == 2 for one in macs)
-    assert mac("x", ()) == mac("x", ["02:00:00:00:00:00"])
-    assert mac("x", [mac("x", ())]) != mac("x", ())
+    assert free_mac("x", ()) == free_mac("x", ["02:00:00:00:00:00"])
+    assert free_mac("x", [free_mac("x", ())]) != free_mac("x", ())
     assert all(d.kind == NAPI_KIND and d.flags == (UPLINK,) for d in ends)
