@@ -59,21 +59,16 @@ CAPABILITIES = {
 _ADDRESS = re.compile(r"(?:\[([0-9A-Fa-f:.%\w]+)\]|([\w.:%-]*)):([0-9]{1,5})", re.ASCII)
 
 
-class Address(click.ParamType):
-    """``HOST:PORT``, ``[IPV6]:PORT`` or ``off``, converted to (host, port) or None."""
-
-    name = "address"
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> tuple[str, int] | None:
-        text = str(value)
-        if text == "off":
-            return None
-        found = _ADDRESS.fullmatch(text)
-        if found is None or not 0 < int(found[3]) < 65536:
-            self.fail(f"{text!r} is not HOST:PORT or off", param, ctx)
-        return found[1] or found[2], int(found[3])
+def _address(
+    _context: click.Context, _option: click.Parameter, text: str
+) -> tuple[str, int] | None:
+    """The host and the port of ``HOST:PORT`` or ``[IPV6]:PORT``; None for ``off``."""
+    if text == "off":
+        return None
+    found = _ADDRESS.fullmatch(text)
+    if found is None or not 0 < int(found[3]) < 65536:
+        raise click.BadParameter(f"{text!r} is not HOST:PORT or off")
+    return found[1] or found[2], int(found[3])
 
 
 def demand_of_container() -> None:
@@ -102,7 +97,8 @@ def demand_of_container() -> None:
     policies_option,
     click.option(
         "--metrics",
-        type=Address(),
+        callback=_address,
+        metavar="ADDRESS",
         default=METRICS,
         show_default=True,
         envvar="VSRTUNE_METRICS",
