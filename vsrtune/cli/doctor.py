@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -116,9 +116,5 @@ def check_all(case: Case, facts: module_checks.ModuleFacts | None) -> tuple[Find
     found = run(OF_HOST, case)
     if facts is not None:
         found += run(OF_MODULE, facts)
-    return in_order(found)
-
-
-def in_order(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Findings as errors, warnings, info, ok; each level in the order of the checks."""
-    return tuple(sorted(findings, key=lambda found: -found.level.rank))
+    # Those of a level stay in the order of the checks.
+    return tuple(sorted(found, key=lambda one: -one.level.rank))

@@ -118,7 +118,7 @@ class Reconciler:
         if self._journal.discarded:
             LOGGER.info("forgot %d settings of before this host booted", self._journal.discarded)
         result = executor.recover(self._ops, self._journal)
-        self._log_result(result, "finished after a crash")
+        self._results.log(result, "finished after a crash")
         entries = self._journal.entries()
         if entries:
             LOGGER.info("adopted %d settings of an earlier run", len(entries))
@@ -207,7 +207,7 @@ class Reconciler:
         except VsrtuneError as error:
             LOGGER.warning("guests that have just come were not observed: %s", error)
         result = executor.undo(self._ops, self._journal)
-        self._log_result(result, "put back")
+        self._results.log(result, "put back")
         return not result.failed
 
     def next_try(self) -> float | None:
@@ -250,7 +250,7 @@ class Reconciler:
         except VsrtuneError as error:
             LOGGER.error("%s", error, extra=fields(guest=guest, error=error))
             return
-        self._log_result(result, "")
+        self._results.log(result)
         self._count(writes=len(result.done), write_errors=len(result.failed))
         guests = tuple(
             replace(g, step=self._steps[guest], tuned=False) if g.ref == guest else g
@@ -380,7 +380,7 @@ class Reconciler:
         result = executor.apply(replace(plan, actions=due), self._ops, self._journal)
         self._waiting = Counter(a.target.guest for a, _ in result.pending)
         self._unmade = unmade(plan, result)
-        self._log_result(result, "")
+        self._results.log(result)
         if result.fixed:
             self._remember(refused(result.fixed))
         errors: dict[str, list[VsrtuneError]] = {}
@@ -452,9 +452,6 @@ class Reconciler:
     def _time(self, seconds: float, failure: str) -> None:
         timed = self.state.totals.timed(seconds)
         self.state = replace(self.state, totals=timed, last_pass=time.time(), failure=failure)
-
-    def _log_result(self, result: Result, why: str) -> None:
-        self._results.log(result, why)
 
 
 def forget(observed: SnapshotSlice, ops: LiveSysOps, journal: Journal) -> None:
