@@ -106,13 +106,7 @@ def attach(
         elif switcher.unfinished():
             click.echo("A switch was interrupted: the next one, or --recover, takes it back first.")
         read = survey(host, switcher.origins(), places.journal)
-        both = not (live or config)
         names = {read.guest(name).name for name in guests}
-        if both:
-            # As virsh's --persistent: both, as far as the guest has them.
-            of = [read.guest(name) for name in names]
-            live = any(g.live is not None for g in of)
-            config = any(g.config is not None for g in of)
         request = SwitchRequest(
             Attachment(str(to)), tuple(sorted(names)), interface, live, config, all_of_lower
         )

@@ -41,8 +41,9 @@ class GuestNics:
 class SwitchRequest:
     """A request of the operator or of a policy: of these guests (names) the interfaces that
     ``interface`` names by MAC, host device or lower device ("": all), in the running guests, in
-    their persistent definitions, or both. ``all_of_lower`` includes every other guest on the same
-    lower devices."""
+    their persistent definitions, or both; without either in both, as far as the guests have them
+    (virsh's --persistent). ``all_of_lower`` includes every other guest on the same lower
+    devices."""
 
     to: Attachment
     guests: tuple[str, ...]

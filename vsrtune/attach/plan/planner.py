@@ -13,6 +13,7 @@ Invariants, which ``plan`` keeps:
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from itertools import chain, count
 
 from vsrtune.attach.plan.model import (
@@ -45,6 +46,10 @@ from vsrtune.model.host import MODES, Link, mode_name
 def plan(request: SwitchRequest, host: AttachHostState) -> Switch:
     """Plan the requested switch. Raises VsrtuneError with the obstacle."""
     guests = [host.guest(name) for name in request.guests]
+    if not (request.live or request.config):
+        live = any(g.live is not None for g in guests)
+        config = any(g.config is not None for g in guests)
+        request = replace(request, live=live, config=config)
     wanted = {g.uuid: _selected(g, request, host) for g in guests}
     lowers = {
         host.lower(n) for g in guests for n in g.both if n.mac in wanted[g.uuid]

@@ -82,10 +82,7 @@ def _batches(
     found = []
     for group in _groups(host, names):
         reason = ", ".join(sorted({reasons[name] for name in group}))
-        known = [host.guest(name) for name in group]
-        live = any(g.live is not None for g in known)
-        config = any(g.config is not None for g in known)
-        request = SwitchRequest(to, group, live=live, config=config, by_policy=True)
+        request = SwitchRequest(to, group, live=False, config=False, by_policy=True)
         try:
             switch = plan(request, host)
         except VsrtuneError as error:
