@@ -136,28 +136,23 @@ class Sharing:
     guest reports everything else."""
 
     def __init__(self, guests: Iterable[Guest]) -> None:
-        self._first: dict[tuple[str, int, str], str] = {}
+        self._users: dict[tuple[str, int, str], list[str]] = {}
         self._owner: dict[int, str] = {}
-        shared = set()
-        sharing = tuple(g for g in guests if any(i.counters is not None for i in g.interfaces))
-        for guest in sharing:
+        for guest in guests:
             for interface in guest.interfaces:
-                if self._first.setdefault(_device(interface), guest.ref) != guest.ref:
-                    shared.add(_device(interface))
-        if not shared:
-            return
-        for guest in sharing:
-            if any(_device(i) in shared for i in guest.interfaces):
-                self._owner.update((thread.key.tid, guest.ref) for thread in guest.threads)
+                self._users.setdefault(_device(interface), []).append(guest.ref)
+            self._owner.update((thread.key.tid, guest.ref) for thread in guest.threads)
 
     def of_device(self, guest: Guest, interface: Interface) -> bool:
         """Whether this guest reports the device's numbers."""
-        return self._first.get(_device(interface), guest.ref) == guest.ref
+        return self._users[_device(interface)][0] == guest.ref
 
     def of_queue(self, guest: Guest, interface: Interface, queue: QueueCounters) -> bool:
         """Whether this guest reports the queue's numbers."""
         owner = self._owner.get(queue.worker_tid or 0)
-        return self.of_device(guest, interface) if owner is None else owner == guest.ref
+        if owner not in self._users[_device(interface)]:
+            return self.of_device(guest, interface)
+        return owner == guest.ref
 
 
 def _device(interface: Interface) -> tuple[str, int, str]:
