@@ -114,10 +114,6 @@ class Aside:
                 continue  # the thread is gone, or these CPUs are offline: then any will do
 
 
-# Duration of one step of the walk through all threads, seconds.
-SLICE = 0.004
-
-
 class GuardSampler:
     """Reads below ``root``. Answers omit whatever is gone."""
 
@@ -175,25 +171,18 @@ class GuardSampler:
     # -- threads of others
 
     def walk(self, cpus: Collection[int]) -> Iterator[dict[ThreadKey, tuple[str, bool]]]:
-        """Yield runnable threads that last ran on ``cpus``, with their names and whether they
-        are vital, in steps of about SLICE seconds (listing /proc is one step). Kernel threads
-        of the boot come first. Ends after all threads."""
+        """Yield for each process its runnable threads that last ran on ``cpus``, with their names
+        and whether they are vital. Kernel threads of the boot come first."""
         try:
             pids = sorted(int(name) for name, _ in self._root.processes())
         except OSError:
             return
-        yield {}
-        found: dict[ThreadKey, tuple[str, bool]] = {}
-        end = time.monotonic() + SLICE
         for pid in pids:
-            for key, name, important in self._runnable(pid, cpus):
-                found[key] = name, important
-            if time.monotonic() >= end:
-                yield found
-                found, end = {}, time.monotonic() + SLICE
-        yield found
+            yield dict(self._runnable(pid, cpus))
 
-    def _runnable(self, pid: int, cpus: Collection[int]) -> Iterator[tuple[ThreadKey, str, bool]]:
+    def _runnable(
+        self, pid: int, cpus: Collection[int]
+    ) -> Iterator[tuple[ThreadKey, tuple[str, bool]]]:
         try:
             stat = parse_stat(self._root.read(f"/proc/{pid}/stat"))
             tids = [str(pid)]
@@ -209,7 +198,7 @@ class GuardSampler:
                 continue
             if stat.state == "R" and stat.processor in cpus:
                 important = vital(stat.comm, stat.kthread)
-                yield ThreadKey(pid, int(tid), stat.start_time), stat.comm, important
+                yield ThreadKey(pid, int(tid), stat.start_time), (stat.comm, important)
 
 
 EVERY = 0.25
@@ -223,6 +212,8 @@ OTHERS = 2.0
 QUIET = 0.85
 # How long to wait for a step before asking for it again, seconds.
 UNANSWERED = 5.0
+# Duration of one step of the walk through all threads, seconds.
+SLICE = 0.004
 # Threads of others that are sampled at a time, at most.
 MOST = 64
 
@@ -382,16 +373,17 @@ class _Others:
         return frozenset(c for c in cpus if c in before and self._idle.get(c) == before[c])
 
     def _follow(self, tuned: set[ThreadKey]) -> None:
-        """One step of the walk."""
+        """One step of the walk, of about SLICE seconds."""
         if self._walk is None:
             self._walk = self._sampler.walk(self._full)
-        found = next(self._walk, None)
-        if found is None:
-            self._walk = None
-            return
-        for key, what in found.items():
-            if key not in tuned and len(self._suspects) < MOST:
-                self._suspects[key] = what
+        end = time.monotonic() + SLICE
+        for found in self._walk:
+            for key, what in found.items():
+                if key not in tuned and len(self._suspects) < MOST:
+                    self._suspects[key] = what
+            if time.monotonic() >= end:
+                return
+        self._walk = None
 
     def _starved(self, now: float) -> list[Starved]:
         samples = {}
