@@ -4,23 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 
+from vsrtune.core.retry import Pause
 from vsrtune.model.guest import Confidence, Guest, Role, Thread, ThreadKey
 
-# After a trace that revealed nothing about a worker, this many passes at most make no trace
-# for it: 1, 3, 7, ...
-MOST = 31
-
-
-@dataclass(slots=True)
-class _Futile:
-    """A worker about which the last trace revealed nothing. ``left`` of ``skip`` passes remain
-    to be skipped. ``worked``: the worker had run, and the trace showed nothing all the same."""
-
-    worked: bool
-    skip: int
-    left: int
+# After a trace that revealed nothing about a worker, the next one for it is made in the second pass
+# after, then in the fourth, ..., at most so many later.
+FIRST, LONGEST = 2, 32
 
 
 class Tracing:
@@ -29,7 +19,10 @@ class Tracing:
     pass."""
 
     def __init__(self) -> None:
-        self._futile: dict[ThreadKey, _Futile] = {}
+        self._passes = 0
+        # Workers about which the last trace revealed nothing: whether they had run, which the
+        # trace showed nothing of, and the number of the pass until which to wait.
+        self._futile: dict[ThreadKey, tuple[bool, Pause]] = {}
         # Workers for which a trace is made, and whether they have run since the last pass.
         self._due: dict[ThreadKey, bool] = {}
 
@@ -39,26 +32,24 @@ class Tracing:
         run does not wait."""
         used_before = {t.key: t.cpu_ns for g in before for t in g.threads}
         self._due = {}
+        self._passes += 1
         for thread in _unsure(now):
             known = thread.key in used_before
             worked = known and thread.cpu_ns > used_before[thread.key]
             usable = thread.confidence is not None and thread.confidence.usable
             if usable and known and not worked:
                 continue
-            wait = self._futile.get(thread.key)
-            if wait is None or wait.left == 0 or (worked and not wait.worked):
+            had_worked, pause = self._futile.get(thread.key, (False, Pause()))
+            if not pause.left(self._passes) or (worked and not had_worked):
                 self._due[thread.key] = worked
-            else:
-                wait.left -= 1
         return bool(self._due)
 
     def traced(self, guests: Iterable[Guest]) -> None:
         """Note a trace; ``guests`` are all guests after it. Forget workers that are gone, and
         those with nothing left to learn."""
         for key, worked in self._due.items():
-            last = self._futile.get(key)
-            skip = 1 if last is None else min(2 * last.skip + 1, MOST)
-            self._futile[key] = _Futile(worked, skip, skip)
+            _, last = self._futile.get(key, (False, Pause()))
+            self._futile[key] = worked, last.longer(self._passes, FIRST, LONGEST)
         unsure = {t.key for t in _unsure(guests)}
         self._futile = {key: wait for key, wait in self._futile.items() if key in unsure}
 
