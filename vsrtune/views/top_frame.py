@@ -250,20 +250,26 @@ def _of_nic(
 # -- frames
 
 
-def _rates(interval: _Interval, refs: Collection[str]) -> Iterable[tuple[str, FrameRates]]:
+def _counted(interval: _Interval, refs: Collection[str]) -> Iterable[tuple[Guest, Collection[str]]]:
+    """The guests whose devices count what each guest alone gets, with these devices."""
     guests = interval.after.snapshot.guests
     shared = shared_devices(guests)
     for guest in guests:
         devices = {i.target for i in guest.interfaces if i.ifindex not in shared}
         known = devices & interval.before.frames.keys() & interval.after.frames.keys()
         if guest.ref in refs and len(known) == len(guest.interfaces) > 0:
-            before, after = (
-                sum((s.frames[name] for name in known), GuestFrames())
-                for s in (interval.before, interval.after)
-            )
-            rates = after.since(before, interval.seconds)
-            if rates is not None:
-                yield guest.ref, rates
+            yield guest, known
+
+
+def _rates(interval: _Interval, refs: Collection[str]) -> Iterable[tuple[str, FrameRates]]:
+    for guest, devices in _counted(interval, refs):
+        before, after = (
+            sum((s.frames[name] for name in devices), GuestFrames())
+            for s in (interval.before, interval.after)
+        )
+        rates = after.since(before, interval.seconds)
+        if rates is not None:
+            yield guest.ref, rates
 
 
 def _bottlenecks(
@@ -274,18 +280,12 @@ def _bottlenecks(
     serving: Mapping[int, Collection[str]],
     refs: Collection[str],
 ) -> Iterable[Bottleneck]:
-    """The bottleneck of each guest whose devices count what it alone gets."""
     if not interval.seconds:
         return
     loads = {row.cpu: _cpu_load(row) for row in cpus}
     drops = [d for d in drops if d.rate]
-    snapshot = interval.after.snapshot
-    shared = shared_devices(snapshot.guests)
-    for guest in snapshot.guests:
-        own = {i.target for i in guest.interfaces if i.ifindex not in shared}
-        rates = {name: found for name in own if (found := _flowed(interval, name)) is not None}
-        if guest.ref not in refs or len(rates) != len(guest.interfaces) or not rates:
-            continue
+    for guest, devices in _counted(interval, refs):
+        rates = {name: _flowed(interval, name) for name in devices}
         below = {name for i in guest.interfaces for name in i.lower}
         missed: dict[int, float] = {}
         for cpu, names in serving.items():
@@ -309,11 +309,9 @@ def _bottlenecks(
         )
 
 
-def _flowed(interval: _Interval, device: str) -> tuple[float, float] | None:
+def _flowed(interval: _Interval, device: str) -> tuple[float, float]:
     """Frames a second that arrived for a guest and were sent by it, by one device."""
-    before, after = interval.before.frames.get(device), interval.after.frames.get(device)
-    if before is None or after is None:
-        return None
+    before, after = interval.before.frames[device], interval.after.frames[device]
     rates = interval.rate(before.arrived, after.arrived), interval.rate(before.sent, after.sent)
     return rates[0] or 0.0, rates[1] or 0.0
 
