@@ -70,8 +70,6 @@ class DriftWatch:
         self._fights: dict[Target, _Fight] = {}
         # Pins that moved: when each was first found in its present place.
         self._moved: dict[tuple[Target, str], float] = {}
-        self._unsure: frozenset[Target] = frozenset()
-        self._waiting: frozenset[Target] = frozenset()
         # Who last changed what, the latest change last.
         self._culprits: dict[Place, Culprit] = {}
 
@@ -109,40 +107,36 @@ class DriftWatch:
             if _may_be_pinning(drift) and drift.target not in wrote:
                 moved[key] = self._moved.get(key, now)
         self._moved = moved
-        unsure = {d.target for d in plan.drift if d.left == UNSURE}
-        unsure |= {t for t in self._unsure if not observed.covers(t.guest)}
-        self._unsure = frozenset(unsure)
         for target, drift in drifting.items():
             if target in wrote and drift.rule is DriftRule.ENFORCE:
                 self._fought(drift, now)
         for_verify = self._for_verify.of(observed.names).items()
         kept = {t: v for t, v in for_verify if t in drifting and t not in wrote}
         self._for_verify.replace(observed.names, {**plan.for_verify, **kept})
-        waiting = {t for t, d in drifting.items() if d.left and t in self._fights}
-        waiting |= {t for t in self._waiting if not observed.covers(t.guest)}
-        self._waiting = frozenset(waiting)
         for target, fight in list(self._fights.items()):
             calm = now > fight.pause.until + max(CALM, 2 * fight.pause.delay)
             if calm and observed.covers(target.guest) and target not in drifting:
                 del self._fights[target]
 
-    def next_try(self) -> float | None:
-        """Seconds until something held back is due; None when nothing is held back."""
+    def next_try(self, drifts: Iterable[Drift]) -> float | None:
+        """Seconds until one of these that is held back is due; None when none is."""
         now = self._clock()
-        due = [self._fights[t].pause.left(now) for t in self._waiting if t in self._fights]
-        due += [AGAIN] if self._unsure else []
+        held = list(filter(self._held, drifts))
+        due = [AGAIN if d.left == UNSURE else self._fights[d.target].pause.left(now) for d in held]
         return min(due, default=None)
 
-    def waiting(self) -> frozenset[str]:
-        """The guests with something held back."""
-        return frozenset(t.guest for t in self._waiting | self._unsure)
+    def waiting(self, drifts: Iterable[Drift]) -> frozenset[str]:
+        """The guests of those that are held back."""
+        return frozenset(d.target.guest for d in filter(self._held, drifts))
+
+    def _held(self, drift: Drift) -> bool:
+        return drift.left == UNSURE or (drift.left != "" and drift.target in self._fights)
 
     def clear(self) -> None:
         """Forget everything, as a reload asks."""
         self._for_verify.clear()
         self._fights.clear()
         self._moved.clear()
-        self._unsure = self._waiting = frozenset()
 
     def _fought(self, drift: Drift, now: float) -> None:
         before = self._fights.get(drift.target)

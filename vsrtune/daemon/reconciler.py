@@ -213,7 +213,7 @@ class Reconciler:
     def next_try(self) -> float | None:
         """Seconds until the next retry: of a failed guest or pass, of a setting that others keep
         changing, or of a thread that has to run first. None when nothing waits."""
-        due = [self._backoff.next_try(self._clock()), self._drift.next_try()]
+        due = [self._backoff.next_try(self._clock()), self._drift.next_try(self.state.drifts)]
         if self._pending:
             due.append(PENDING)
         return min((seconds for seconds in due if seconds is not None), default=None)
@@ -221,7 +221,7 @@ class Reconciler:
     def again(self) -> Scope:
         """The scope of a pass that is due because of earlier ones: guests that the last one
         wrote to, and guests with something that waits."""
-        names = self._again | self._backoff.waiting() | self._drift.waiting()
+        names = self._again | self._backoff.waiting() | self._drift.waiting(self.state.drifts)
         return self._by_name(names | self._pending)
 
     def _by_name(self, names: frozenset[str]) -> Scope:
