@@ -84,17 +84,14 @@ class Reconciler:
         self._said = SaidOnce()
         self._drift = DriftWatch(clock)
         self._results = ResultLog(self._said)
-        self._snapshot: Snapshot | None = None
         self._tracing = Tracing()
         # The last plan for all guests, and whether this pass is for all.
         self._whole: Whole | None = None
         self._everything = True
         # Guests that the last pass wrote to.
         self._again: frozenset[str] = frozenset()
-        # Settings that the kernel put off in this pass, by guest, and the guests with
-        # settings put off in any pass.
+        # Settings that the kernel put off in this pass, by guest.
         self._waiting: Counter[str] = Counter()
-        self._pending: frozenset[str] = frozenset()
         # Guests that are stepped down, even where the journal could not record it.
         self._steps: Steps = journal.steps
         # Guests on which a reload overrules what was set by hand, until a pass has done so. A pin
@@ -214,7 +211,7 @@ class Reconciler:
         """Seconds until the next retry: of a failed guest or pass, of a setting that others keep
         changing, or of a thread that has to run first. None when nothing waits."""
         due = [self._backoff.next_try(self._clock()), self._drift.next_try(self.state.drifts)]
-        if self._pending:
+        if self._pending():
             due.append(PENDING)
         return min((seconds for seconds in due if seconds is not None), default=None)
 
@@ -222,7 +219,14 @@ class Reconciler:
         """The scope of a pass that is due because of earlier ones: guests that the last one
         wrote to, and guests with something that waits."""
         names = self._again | self._backoff.waiting() | self._drift.waiting(self.state.drifts)
-        return self._by_name(names | self._pending)
+        return self._by_name(names | self._pending())
+
+    def _pending(self) -> frozenset[str]:
+        """The guests with settings that the kernel has put off."""
+        guests = self.state.snapshot.guests if self.state.snapshot is not None else ()
+        # An event tells when libvirt is no longer busy, the next pass whether it answers.
+        busy = {guest.ref for guest in guests if guest.waits}
+        return frozenset(g.ref for g in self.state.guests if g.pending and g.ref not in busy)
 
     def _by_name(self, names: frozenset[str]) -> Scope:
         if not names:
@@ -293,7 +297,6 @@ class Reconciler:
         again = sum(applied.get(a.target) == a.after for a in done if a.target not in fresh)
         self._note_overruled(observed)
         self._count(writes=len(done), corrections=again)
-        self._snapshot = observed.snapshot
         # The state shows the host as this pass leaves it. A pass that plans guests alone
         # writes to these guests only.
         left = observed.around(project_actions(observed.alone(), done))
@@ -330,7 +333,7 @@ class Reconciler:
 
     def _observe(self, scope: Scope) -> SnapshotSlice:
         """Observe the host within ``scope``, and trace when a trace is worth it."""
-        known = self._snapshot
+        known = self.state.snapshot
         # After an event on a host with few guests, observing everything leaves no doubt.
         few = known is not None and len(known.guests) <= one_pass.FEW
         if known is None or scope.host or (few and scope != UNANNOUNCED and not scope.hurried):
@@ -432,11 +435,6 @@ class Reconciler:
     def _publish(self, observed: SnapshotSlice, plan: Plan, unsettled: Mapping[str, int]) -> None:
         new = guest_states(observed, plan, self.policies, unsettled, self._waiting, self._steps)
         self._heal(observed, new)
-        # An event tells when libvirt is no longer busy, the next pass whether it answers.
-        busy = {g.ref for g in observed.guests if g.waits}
-        pending = {s.ref for s in new if s.pending} - busy
-        pending |= {name for name in self._pending if not observed.covers(name)}
-        self._pending = frozenset(pending)
         self.state = replace(
             self.state,
             snapshot=observed.snapshot,
