@@ -85,9 +85,8 @@ class Reconciler:
         self._drift = DriftWatch(clock)
         self._results = ResultLog(self._said)
         self._tracing = Tracing()
-        # The last plan for all guests, and whether this pass is for all.
+        # The last plan for all guests.
         self._whole: Whole | None = None
-        self._everything = True
         # Guests that the last pass wrote to.
         self._again: frozenset[str] = frozenset()
         # Settings that the kernel put off in this pass, by guest.
@@ -146,16 +145,16 @@ class Reconciler:
         """
         begin = self._clock()
         LOGGER.debug("a pass over %s", scope)
-        wrote, failure = False, ""
+        wrote, whole, failure = False, False, ""
         try:
-            wrote = self._run(scope)
+            wrote, whole = self._run(scope)
         except VsrtuneError as error:
             failure = str(error)
             self._backoff.failed(_PASS, failure, [error], self._clock())
             self._count(pass_errors=1)
             if self._said.new(("pass", str(error))):
                 LOGGER.error("this pass failed: %s", error, extra=fields(error=error))
-        self._said.end_of_pass(whole=self._everything)
+        self._said.end_of_pass(whole=whole)
         self._time(self._clock() - begin, failure)
         return wrote
 
@@ -276,15 +275,14 @@ class Reconciler:
 
     # -- the stages of a pass
 
-    def _run(self, scope: Scope) -> bool:
-        self._everything = True
+    def _run(self, scope: Scope) -> tuple[bool, bool]:
+        """Whether something was written, and whether the pass was over all guests."""
         observed = self._observe(scope)
         forget(observed, self._ops, self._journal)
         executor.adopt_brought(observed.snapshot, observed.guests, self._journal)
         observed = self._measured(observed)
         plan = self._plan_alone(observed)
         if plan is None:
-            self._everything = True
             observed = SnapshotSlice(observed.snapshot)
             plan = self._plan(observed.snapshot)
         applied = self._journal.applied(observed.names)
@@ -310,7 +308,7 @@ class Reconciler:
         self.state = replace(self.state, drifts=drifts, plan=standing)
         self._again = frozenset(a.target.guest for a in done)
         self.state = self._loads.counted(observed.snapshot, self.state, done)
-        return bool(done)
+        return bool(done), observed.names is None
 
     def _plan(self, snapshot: Snapshot) -> Plan:
         entries, memory = self._journal.entries(), self._drift.memory()
@@ -349,7 +347,6 @@ class Reconciler:
         ):
             observed = SnapshotSlice(self._observer.observe(self._trace))
             self._tracing.traced(observed.guests)
-        self._everything = observed.names is None
         self._pulse()
         for problem in observed.snapshot.problems:
             if self._said.new(("problem", problem.reader, problem.what)):
@@ -375,12 +372,10 @@ class Reconciler:
         waiting = {g for g, s in signatures.items() if self._backoff.blocked(g, s, now)}
         due = tuple(a for a in plan.actions if a.target.guest not in waiting)
         pending = {guest: len(signatures[guest]) for guest in waiting}
-        self._waiting = Counter()
-        self._unmade = unmade(plan, Result())
-        if not due and not plan.disowned:
-            return (), pending
         self._pulse()
-        result = executor.apply(replace(plan, actions=due), self._ops, self._journal)
+        result = Result()
+        if due or plan.disowned:
+            result = executor.apply(replace(plan, actions=due), self._ops, self._journal)
         self._waiting = Counter(a.target.guest for a, _ in result.pending)
         self._unmade = unmade(plan, result)
         self._results.log(result)
