@@ -400,9 +400,10 @@ class LiveSysOps:
             nearest = pin.cpus
         else:
             nearest = CpuSet.parse(pin.cpuset) if pin.cpuset else self.online()
+        was = self._was(target)
         try:
             which = target.vcpu if isinstance(target, VcpuPin) else None
-            self._calls.pin(target.uuid, which, nearest, self._was(target))
+            self._calls.pin(target.uuid, which, nearest, was, thread.key)
         except VanishedError as error:
             thread.check()
             # Later actions rely on the pin: a realtime class, above all.

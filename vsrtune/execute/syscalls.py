@@ -26,7 +26,7 @@ from vsrtune.core.errors import BusyError, Lasting, VanishedError, VsrtuneError,
 from vsrtune.host.libvirt import Connection, library, vanished
 from vsrtune.host.scheduler import sched_setattr
 from vsrtune.model import domain_xml
-from vsrtune.model.guest import Sched
+from vsrtune.model.guest import Sched, ThreadKey
 
 _LATER = "tried again at the next pass"
 
@@ -43,11 +43,17 @@ class LibvirtPins:
         self._kept.close()
 
     def pin(
-        self, uuid: str, which: domain_xml.Which, cpus: CpuSet, was: CpuSet | None = None
+        self,
+        uuid: str,
+        which: domain_xml.Which,
+        cpus: CpuSet,
+        was: CpuSet | None = None,
+        thread: ThreadKey | None = None,
     ) -> None:
         """``virDomainPinVcpuFlags(LIVE)`` of a vcpu or ``virDomainPinEmulator(LIVE)``, like ``virsh
         vcpupin --live`` and ``emulatorpin --live``. ``was``: the pin that undo restores, which is
-        noted in the domain; empty when there was none, None when only the domain knows."""
+        noted in the domain; empty when there was none, None when only the domain knows.
+        ``thread``: the vcpu's or emulator's, which is noted too."""
         libvirt, live = library(), library().VIR_DOMAIN_AFFECT_LIVE
         where = f"domain {uuid} " + ("emulator" if which is None else f"vcpu {which}")
         for attempt in (1, 2):
@@ -58,7 +64,7 @@ class LibvirtPins:
                 cpumap = _cpumap(connection, cpus, where)
                 _check_job(domain, where)
                 xml = _cputune(domain, where)
-                notes = xml.ahead(which, cpus, was)
+                notes = xml.ahead(which, cpus, was, thread)
                 if notes != xml.notes or xml.problem:
                     _note(domain, notes)
                 if which is None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ET
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import ObserveError, VsrtuneError
 from vsrtune.core.untrusted import xml_element
-from vsrtune.model.guest import CarriedPin
+from vsrtune.model.guest import CarriedPin, ThreadKey
 
 _DEVICE = "/interface/target/@dev"
 _ALIAS = "/interface/alias/@name"
@@ -287,10 +287,12 @@ Which = int | None
 @dataclass(frozen=True, slots=True)
 class Note:
     """``original`` is the pin before vsrtune's, None when there was none; ``pinned`` are vsrtune's
-    pins."""
+    pins. ``thread`` is the one that vsrtune pinned, None in a note of a version that did not name
+    it."""
 
     original: CpuSet | None
     pinned: tuple[CpuSet, ...]
+    thread: ThreadKey | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,12 +313,18 @@ class Cputune:
             now = self.pins.get(which)
             if now is not None and now in note.pinned:
                 original = self.general if note.original is None else note.original
-                found.append(CarriedPin(which, now, original))
+                found.append(CarriedPin(which, now, original, note.thread))
         return tuple(found)
 
-    def ahead(self, which: Which, cpus: CpuSet, was: CpuSet | None = None) -> dict[Which, Note]:
-        """The notes to write before a pin to ``cpus``. ``was`` is the original in the journal,
-        empty for no pin; None takes the original from the domain itself."""
+    def ahead(
+        self,
+        which: Which,
+        cpus: CpuSet,
+        was: CpuSet | None = None,
+        thread: ThreadKey | None = None,
+    ) -> dict[Which, Note]:
+        """The notes to write before a pin of ``thread`` to ``cpus``. ``was`` is the original in the
+        journal, empty for no pin; None takes the original from the domain itself."""
         notes, now = dict(self.notes), self.pins.get(which)
         known = notes.pop(which, None)
         kept = now is not None and known is not None and now in known.pinned
@@ -325,7 +333,7 @@ class Cputune:
             original = was or None
         pinned = (now, cpus) if kept and now is not None and now != cpus else (cpus,)
         if kept or original != cpus:
-            notes[which] = Note(original, pinned)
+            notes[which] = Note(original, pinned, thread)
         return notes
 
 
@@ -334,7 +342,7 @@ def behind(notes: Mapping[Which, Note], which: Which, cpus: CpuSet) -> dict[Whic
     left = dict(notes)
     note = left.pop(which, None)
     if note is not None and note.original != cpus:
-        left[which] = Note(note.original, (cpus,))
+        left[which] = replace(note, pinned=(cpus,))
     return left
 
 
@@ -377,8 +385,15 @@ def _notes(tree: ET.Element) -> dict[Which, Note]:
         pinned = tuple(CpuSet.parse(notes_xml) for notes_xml in element.get("ours", "").split())
         if which in found or not pinned or not all(pinned):
             raise ValueError(f"<{kind}> stands there twice, or says no pin of ours")
-        found[which] = Note(original or None, pinned)
+        found[which] = Note(original or None, pinned, _thread(element.get("thread")))
     return found
+
+
+def _thread(text: str | None) -> ThreadKey | None:
+    if text is None:
+        return None
+    pid, tid, start_time = map(int, text.split())
+    return ThreadKey(pid, tid, start_time)
 
 
 def notes_xml(notes: Mapping[Which, Note]) -> str:
@@ -391,6 +406,9 @@ def notes_xml(notes: Mapping[Which, Note]) -> str:
         if note.original is not None:
             element.set("original", str(note.original))
         element.set("ours", " ".join(map(str, note.pinned)))
+        if note.thread is not None:
+            key = note.thread
+            element.set("thread", f"{key.pid} {key.tid} {key.start_time}")
     return ET.tostring(root, encoding="unicode")
 
 

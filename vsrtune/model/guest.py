@@ -274,11 +274,13 @@ class OtherNic:
 class CarriedPin:
     """A pin of libvirt's that vsrtune made, according to the domain itself (``carried``): of a
     vcpu, or of the emulator (``vcpu`` None). ``original`` are the CPUs that libvirt would pin it
-    to without vsrtune, None for no pin."""
+    to without vsrtune, None for no pin. ``thread`` is the one that vsrtune pinned, None when the
+    domain does not tell."""
 
     vcpu: int | None
     cpus: CpuSet
     original: CpuSet | None
+    thread: ThreadKey | None = None
 
 
 @dataclass(frozen=True)

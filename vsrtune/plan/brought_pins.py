@@ -6,8 +6,14 @@ our pins, and its workers in the cgroups and on the CPUs of these pins. The doma
 the guest would have without us (``carried``). These originals become journal entries, and undo
 restores them. Then the planner treats the guest as one that has just started.
 
-A guest has brought nothing if the journal has entries for threads of its present process,
-because the journal knows more. (NAPI threads belong to a device, which may outlive the process.)
+A pin has come along only if another thread than the present one had it from us. Of the present
+thread the journal knows all that we did: what it does not hold is put back, and the pin is somebody
+else's if it is not as undo left it. (Undo pins a thread that had no pin to all CPUs, unsets its
+cpuset and leaves the note. ``virsh vcpupin`` to all CPUs then sets the cpuset, and nothing else.)
+
+A note of an earlier version does not name the thread. Its guest has brought nothing if the journal
+has entries for threads of its present process, because the journal knows more. (NAPI threads belong
+to a device, which may outlive the process.)
 """
 
 from __future__ import annotations
@@ -48,6 +54,8 @@ def _entry(guest: Guest, host: Host, carried: CarriedPin) -> tuple[Entry, ...]:
     thread = next((t for t in guest.by_role(role) if t.index == carried.vcpu), None)
     if thread is None or thread.affinity != carried.cpus & host.online:
         return ()  # it was unplugged, or somebody has moved the thread
+    if thread.key == carried.thread:
+        return ()
     now = Pin(thread.affinity, thread.cpuset_cpus)
     original = _original(thread, host, carried)
     if now == original:

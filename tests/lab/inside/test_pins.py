@@ -94,6 +94,27 @@ def test_an_operators_pin_survives_stop(
     assert but_for_virsh(before) == []
 
 
+@labhelp.one_release("what operators ask of libvirt", "trixie")
+def test_a_pin_to_all_cpus_is_restored_with_its_list(
+    untuned: None, libvirt_guest: LabGuest, irq_cpus: set[int]
+) -> None:
+    """libvirt cannot tell the operator's pin from the one with which an earlier undo put a thread
+    back; the cpuset of the cgroup can."""
+    every = f"0-{labhelp.lab_cpus() - 1}"
+    labhelp.write_policies("auto")
+    labhelp.start()
+    labhelp.stop()
+    hoststate.virsh("vcpupin", libvirt_guest.name, "0", every, "--live")
+    hoststate.virsh("emulatorpin", libvirt_guest.name, every, "--live")
+    cgroup = hoststate.cgroup(libvirt_guest.vcpus()[0])
+    assert labhelp.text(f"{hoststate.CGROUP}{cgroup}/cpuset.cpus") == every
+    before = hoststate.capture()
+    labhelp.start()
+    labhelp.wait_for(lambda: labhelp.untuned_lines(libvirt_guest, irq_cpus) == [], "it is tuned")
+    labhelp.stop()
+    assert hoststate.differences(before, hoststate.capture()) == []
+
+
 @labhelp.core("trixie")
 @labhelp.one_release("what operators do", "trixie")
 def test_drift_by_hand_is_found_and_corrected(tuned: set[int], guests: list[LabGuest]) -> None:

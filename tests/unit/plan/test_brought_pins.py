@@ -24,7 +24,7 @@ from vsrtune.execute.journal import Journal
 from vsrtune.execute.syscalls import LibvirtPins
 from vsrtune.model import domain_xml
 from vsrtune.model.domain_xml import NAMESPACE, Note, behind, notes_xml, parse_cputune
-from vsrtune.model.guest import CarriedPin, Guest, Role
+from vsrtune.model.guest import CarriedPin, Guest, Role, ThreadKey
 from vsrtune.model.journal_records import Entry
 from vsrtune.model.plan import Plan
 from vsrtune.model.targets import EmulatorPin, Pin, ThreadAffinity, VcpuPin
@@ -35,6 +35,7 @@ from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 
 ZERO, ONE, TWO, ALL = CpuSet([0]), CpuSet([1]), CpuSet([2]), CpuSet(range(4))
+KEY = ThreadKey(100, 101, 5000)
 
 
 def xml(cputune: str = "", notes: str | None = None, vcpu: str = "<vcpu>2</vcpu>") -> str:
@@ -49,10 +50,12 @@ def xml(cputune: str = "", notes: str | None = None, vcpu: str = "<vcpu>2</vcpu>
 
 
 class TestNotes:
-    def pinned(self, text: str, which: int | None, cpus: CpuSet) -> str:
+    def pinned(
+        self, text: str, which: int | None, cpus: CpuSet, thread: ThreadKey | None = None
+    ) -> str:
         """The XML after a pin by us."""
         found = parse_cputune(text)
-        notes = behind(found.ahead(which, cpus), which, cpus)
+        notes = behind(found.ahead(which, cpus, None, thread), which, cpus)
         return self.with_pin(text, notes, which, cpus)
 
     def with_pin(
@@ -92,6 +95,12 @@ class TestNotes:
         text = self.pinned(self.pinned(xml(), 0, ONE), 0, ALL)
         assert parse_cputune(text).carried() == (CarriedPin(0, ALL, None),)
 
+    def test_a_note_names_the_thread_that_was_pinned_last(self) -> None:
+        text = self.pinned(xml(), 0, ONE, replace(KEY, tid=77))
+        text = self.pinned(text, 0, TWO, KEY)
+        assert parse_cputune(text).notes == {0: Note(None, (TWO,), KEY)}
+        assert parse_cputune(text).carried() == (CarriedPin(0, TWO, None, KEY),)
+
     def test_a_crash_between_note_and_pin_leaves_either_pin_ours(self) -> None:
         text = self.pinned(xml("<vcpupin vcpu='0' cpuset='0-2'/>"), 0, ONE)
         notes = parse_cputune(text).ahead(0, TWO)
@@ -121,6 +130,7 @@ class TestNotes:
             "<vsrtune:vcpu ours='1'/>",
             "<vsrtune:vcpu id='0' ours='1'/><vsrtune:vcpu id='0' ours='1'/>",
             "<vsrtune:vcpu id='0' ours='1' original='99999999'/>",
+            "<vsrtune:vcpu id='0' ours='1' thread='100 101'/>",
             "<vsrtune:later/>",
         ],
     )
@@ -171,6 +181,11 @@ class TestLibvirt:
             found = parse_cputune(domain.XMLDesc(0)).carried()
             assert found == (CarriedPin(None, ONE, original),)
 
+    def test_the_thread_stands_in_the_note(self, domain: Any, pins: LibvirtPins) -> None:
+        pins.pin_emulator(domain.UUIDString(), ONE, None, KEY)
+        found = parse_cputune(domain.XMLDesc(0)).carried()
+        assert found == (CarriedPin(None, ONE, None, KEY),)
+
     def test_foreign_text_gives_way(self, domain: Any, pins: LibvirtPins) -> None:
         domain.setMetadata(2, "<b/>", "vsrtune", NAMESPACE, 1)
         domain.setMetadata(2, "<mine/>", "other", "urn:other", 1)
@@ -214,11 +229,19 @@ def travelled(pid: int = 100) -> Guest:
 
 
 class Noting(FakeKernel):
-    """Remembers of each pin what it was told that undo restores, as a domain does."""
+    """Remembers of each pin what it was told that undo restores, and the thread, as a domain
+    does."""
 
-    def pin(self, uuid: str, which: int | None, cpus: CpuSet, was: CpuSet | None = None) -> None:
+    def pin(
+        self,
+        uuid: str,
+        which: int | None,
+        cpus: CpuSet,
+        was: CpuSet | None = None,
+        thread: ThreadKey | None = None,
+    ) -> None:
         super().pin(uuid, which, cpus)
-        self.state["notes"]["emulator" if which is None else str(which)] = str(was)
+        self.state["notes"]["emulator" if which is None else str(which)] = (str(was), thread)
 
 
 @pytest.mark.parametrize("controller", [True, False])
@@ -231,9 +254,13 @@ def test_the_original_in_the_journal_is_what_is_noted(tmp_path: Path, controller
         ops = LiveSysOps(root=host, calls=host, original=journal.original)
         pins = [a for a in make_plan(host).actions if isinstance(a.target, VcpuPin | EmulatorPin)]
         assert executor.apply(Plan(tuple(pins)), ops, journal).failed == ()
-        assert host.state["notes"] == {"0": "", "1": "0-2", "emulator": ""}
+        notes = dict(host.state["notes"])
+        assert {which: was for which, (was, _) in notes.items()} == {
+            "0": "", "1": "0-2", "emulator": "",
+        }  # fmt: skip
+        assert {thread for _, thread in notes.values()} == {a.target.thread for a in pins}
         executor.undo(ops, journal)
-        assert host.state["notes"] == {"0": "", "1": "0-2", "emulator": ""}
+        assert host.state["notes"] == notes
 
 
 def seen(guest: Guest) -> list[tuple[CpuSet, str | None]]:
@@ -313,6 +340,25 @@ class TestBrought:
         host = FakeHost(replace(made, threads=(emulator, replace(vcpu, affinity=TWO), worker)))
         Reconciler(host, host, journal, ()).run()
         assert seen(host.snapshot.guests[0])[1] == (TWO, "1")
+
+    def test_a_pin_to_all_cpus_after_an_undo_is_somebody_elses(self, journal: Journal) -> None:
+        """Undo of this very thread left it on all CPUs, with its note and without a list."""
+        made = samples.guest()
+        emulator, vcpu, worker = made.threads
+        carried = CarriedPin(0, ALL, None, vcpu.key)
+        listed = replace(vcpu, cpuset_cpus="0-3", cpuset_effective=ALL)
+        guest = replace(made, threads=(emulator, listed, worker), carried=(carried,))
+        before = seen(guest)
+        host = FakeHost(guest)
+        assert not Reconciler(host, host, journal, ()).run()
+        assert seen(host.snapshot.guests[0]) == before
+        passes = Reconciler(host, host, journal, self.policies())
+        assert passes.run()
+        assert passes.stop()
+        assert seen(host.snapshot.guests[0]) == before
+        came = replace(guest, carried=(replace(carried, thread=replace(vcpu.key, pid=99)),))
+        (entry,) = brought_pins.entries([came], host.snapshot.host, ())
+        assert entry.original == Pin(ALL, "")
 
     def test_isolated_cpus_are_nobodys_where_there_was_no_pin(self) -> None:
         snapshot = samples.snapshot(travelled())

@@ -300,7 +300,14 @@ class FakeKernel:
         with self._point(f"sched {tid} {sched}"):
             self._set_sched(tid, sched)
 
-    def pin(self, uuid: str, which: int | None, cpus: CpuSet, was: CpuSet | None = None) -> None:
+    def pin(
+        self,
+        uuid: str,
+        which: int | None,
+        cpus: CpuSet,
+        was: CpuSet | None = None,
+        thread: ThreadKey | None = None,
+    ) -> None:
         cgroup = "emulator" if which is None else f"vcpu{which}"
         domain = self.state["domains"][uuid]
         tid = domain["threads"][cgroup]
