@@ -3,7 +3,9 @@
 
 Each guest is a transaction. Actions run in the plan's order, guests interleaved as planned. When
 an action fails, the executor takes back what this pass did to its guest, in reverse order, and
-skips the rest of the guest's actions. Other guests go on.
+skips the rest of the guest's actions. Other guests go on. The host's interrupts, queues and root
+domains are one transaction too. Each ksoftirqd thread and the slice of class rr is one of its own,
+because nothing else of the host depends on it.
 
 Releases come first, and each stands for itself, as in ``undo``: what no policy asks for any more is
 not set again because something else of its guest fails. A release that fails does stop the other
@@ -55,11 +57,13 @@ from vsrtune.model.journal_records import Entry, same_setting, undo_action, undo
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import (
+    HOST_REF,
     CgroupDir,
     CpusetFile,
     EmulatorPin,
     Partition,
     Pin,
+    RrTimeslice,
     Target,
     ThreadAffinity,
     ThreadCgroup,
@@ -88,13 +92,12 @@ class Left:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """The outcome of a pass. ``done`` holds of a guest that failed nothing but releases.
-    ``failed`` holds the action that failed first in its guest, releases that failed, and any action
-    that could not be taken back (as its inverse). ``skipped`` were not tried because of an earlier
-    failure of the guest. ``left`` are settings of somebody else that were to be restored.
-    ``pending`` are settings that the kernel will accept later, ``fixed`` those that it never will;
-    neither is a failure. ``rolled_back`` is True when something failed and every failed guest is as
-    it was before the pass."""
+    """The outcome of a pass. ``done`` holds of a transaction that failed nothing but releases.
+    ``failed`` holds the action that failed first in its transaction, releases that failed, and any
+    action that could not be taken back (as its inverse). ``skipped`` were not tried because of an
+    earlier failure. ``left`` are settings of somebody else that were to be restored. ``pending``
+    are settings that the kernel will accept later, ``fixed`` those that it never will; neither is
+    a failure. ``rolled_back``: something failed, and what failed is as it was before the pass."""
 
     done: tuple[Action, ...] = ()
     failed: tuple[tuple[Action, VsrtuneError], ...] = ()
@@ -128,9 +131,11 @@ def apply(plan: Plan, ops: LiveSysOps, journal: Journal) -> Result:
     tally = _Tally()
     journal.reserve(plan.actions)
     _release(plan, ops, journal, tally)
-    released = {a.target.guest for a in tally.done}
-    # What this pass did, by guest, in order; None when the guest has failed.
-    passes: dict[str, list[Action] | None] = {a.target.guest: None for a, _ in tally.failed}
+    released = {_transaction(a.target) for a in tally.done}
+    # What this pass did, by transaction, in order; None when the transaction has failed.
+    passes: dict[str | Target, list[Action] | None] = {
+        _transaction(a.target): None for a, _ in tally.failed
+    }
     stuck = bool(tally.failed)
     # Targets for which the records alone would not tell what undo restores.
     named: set[Target] = set()
@@ -138,14 +143,15 @@ def apply(plan: Plan, ops: LiveSysOps, journal: Journal) -> Result:
         if action.release:
             continue
         target = action.target
-        done = passes.setdefault(target.guest, [])
+        own = _transaction(target)
+        done = passes.setdefault(own, [])
         if done is None:
             tally.skipped.append(action)
             continue
         try:
             tally.left += _finish_interrupted(target, ops, journal)
             now = ops.read(target)
-            changed = bool(done) or target.guest in released or isinstance(target, CgroupDir)
+            changed = bool(done) or own in released or isinstance(target, CgroupDir)
             if changed and exactly(action.after, now, ops):
                 tally.done.append(action)
                 continue
@@ -175,14 +181,20 @@ def apply(plan: Plan, ops: LiveSysOps, journal: Journal) -> Result:
             tally.fixed.append((action, error))
         except WriteError as error:
             tally.failed.append((action, error))
-            passes[target.guest] = None
-            stuck |= not _roll_back(done, named, ops, journal, tally) or target.guest in released
-            tally.done = [a for a in tally.done if a.release or a.target.guest != target.guest]
-            tally.pending = [p for p in tally.pending if p[0].target.guest != target.guest]
+            passes[own] = None
+            stuck |= not _roll_back(done, named, ops, journal, tally) or own in released
+            tally.done = [a for a in tally.done if a.release or _transaction(a.target) != own]
+            tally.pending = [p for p in tally.pending if _transaction(p[0].target) != own]
         else:
             done.append(action)
             tally.done.append(action)
     return tally.result(rolled_back=bool(tally.failed) and not stuck)
+
+
+def _transaction(target: Target) -> str | Target:
+    """A guest, the host, or a setting of the host that is a transaction of its own."""
+    alone = isinstance(target, ThreadSched | RrTimeslice) and target.guest == HOST_REF
+    return target if alone else target.guest
 
 
 def undo(ops: LiveSysOps, journal: Journal) -> Result:

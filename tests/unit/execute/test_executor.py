@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -32,11 +33,17 @@ from vsrtune.model.targets import (
     HOST_REF,
     CgroupDir,
     EmulatorPin,
+    IrqAffinity,
     Pin,
+    QueueCpus,
+    RrTimeslice,
+    Target,
     ThreadAffinity,
     ThreadCgroup,
     ThreadSched,
+    TimeSlice,
     TxQueueLen,
+    Value,
     VcpuPin,
 )
 
@@ -219,6 +226,45 @@ def test_drift_makes_the_other_value_the_original(host: FakeKernel, journal: Jou
 def enforcing(plan: Plan) -> Plan:
     """That puts back what somebody has changed."""
     return replace(plan, actions=tuple(replace(a, enforced=True) for a in plan.actions))
+
+
+@pytest.mark.parametrize(
+    ("refused", "left_out"),
+    [
+        ("sched_rr_timeslice_ms", {"rr-timeslice"}),
+        ("sched 20 ", {"thread-sched"}),
+        ("smp_affinity_list", {"irq-affinity", "queue-cpus"}),
+    ],
+)
+def test_ksoftirqd_and_the_slice_stand_alone_on_the_host(
+    host: FakeKernel, journal: Journal, refused: str, left_out: set[str]
+) -> None:
+    """As where a container has /proc/sys read-only."""
+    threads = host.state["threads"]
+    threads["20"] = threads["3000"] | {"pid": 20, "comm": "ksoftirqd/1"}
+    host.state["rr_timeslice"] = 100
+    wanted: list[tuple[Target, Value]] = [
+        (QueueCpus(HOST_REF, "eth0", 2, "rx-0"), CpuSet([1])),
+        (IrqAffinity(HOST_REF, 41, "eth0-rx-0"), CpuSet([1])),
+        (RrTimeslice(HOST_REF), TimeSlice(4)),
+        (ThreadSched(HOST_REF, key(host, 20), "ksoftirqd/1"), Sched(SchedClass.FIFO, 10)),
+    ]
+    plan = Plan(tuple(Action(t, host.ops().read(t), v, "test") for t, v in wanted))
+
+    def refuse(what: str) -> None:
+        if refused in what:
+            raise OSError(errno.EROFS, "read-only")
+
+    host.ahead = refuse
+    result = apply(plan, host.ops(), journal)
+    assert len(result.failed) == 1
+    assert result.rolled_back
+    done = {a.target for a in result.done}
+    assert {a.target.kind for a in plan.actions} - {t.kind for t in done} == left_out
+    assert {e.target for e in journal.entries()} == done
+    for action in plan.actions:
+        expected = action.after if action.target in done else action.before
+        assert host.ops().read(action.target) == expected
 
 
 def test_what_is_enforced_goes_back_to_what_was_ahead_of_us(
