@@ -13,6 +13,7 @@ import subprocess
 import time
 import traceback
 import urllib.request
+import xml.etree.ElementTree as ET
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -400,6 +401,21 @@ def stop_guest(guest: LabGuest) -> None:
     """Stop a router the hard way."""
     sh("lab-guest", "stop", guest.name)
     wait_for(lambda: not guest.runs, f"{guest.name} is gone")
+
+
+def router_words(guest: LabGuest, name: str, console: Path, taps: Sequence[str]) -> list[str]:
+    """The arguments that make a QEMU this router of libvirt's, with these taps."""
+    domain = ET.fromstring(hoststate.virsh("dumpxml", "--inactive", guest.name))
+    words = ["-name", name, "-no-shutdown", "-serial", f"file:{console}"]
+    words += ["-smp", "1,sockets=1,cores=1,maxcpus=1", "-nodefaults", "-display", "none"]
+    words += ["-machine", "accel=kvm", "-cpu", "host", "-m", "256"]
+    for option, path in (("kernel", "kernel"), ("initrd", "initrd"), ("append", "cmdline")):
+        words += [f"-{option}", domain.findtext(f"os/{path}") or ""]
+    for nic, tap in enumerate(taps):
+        words += ["-netdev", f"type=tap,id=net{nic},{tap},vhost=on"]
+        own = f"mac={guest.macs[nic].upper()},netdev=net{nic},id=net{nic}"
+        words += ["-device", f"virtio-net-pci,{own},romfile="]
+    return words
 
 
 SENDER = """

@@ -15,8 +15,9 @@ import labhelp
 import podhelp
 import pytest
 from labhelp import LabGuest
+from launcherhelp import CPUS, REF, USER, vcpus
 from podhelp import Container, Json
-from test_kubevirt import CPUS, POLICY, REF, USER, router, vcpus  # noqa: F401
+from test_kubevirt import POLICY, router  # noqa: F401
 
 pytestmark = pytest.mark.skipif(not podhelp.TAR.exists(), reason="not a lab with --container")
 

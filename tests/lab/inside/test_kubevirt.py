@@ -1,33 +1,20 @@
-"""A router as KubeVirt's virt-launcher runs it, without Kubernetes: a QEMU of user 107 in the cgroup
-that kubelet and containerd would make, in network, mount and pid namespaces of its own. The test
-plays kubelet, containerd and virt-launcher: it makes the cgroup, the runtime's file and the taps."""
+"""A router as KubeVirt's virt-launcher runs it, without Kubernetes (launcherhelp)."""
 
 from __future__ import annotations
 
 import json
-import re
-import shutil
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import hoststate
 import labhelp
+import launcherhelp
 import pytest
 from labhelp import LabGuest
-from test_proxmox import of_the_router, shown, tids
+from launcherhelp import CPUS, CRIO, REF, ROUTER, SLICE, STATE, TREE, USER, config, end, run, vcpus
+from test_proxmox import shown, tids
 
-USER = 107
-POD = "0f6c2d1e-7a3b-4c5d-8e9f-0123456789ab"
-TREE = Path("/sys/fs/cgroup/kubepods.slice")
-SLICE = f"kubepods-burstable-pod{POD.replace('-', '_')}.slice"
-STATE = Path("/run/containerd/io.containerd.runtime.v2.task/k8s.io")
-CRIO = Path("/run/containers/storage/overlay-containers")
-ROUTER, OTHER = "5a" * 32, "c3" * 32
-REF = "kubevirt:routers/edge"
-# Of the lab's three CPUs.
-CPUS = "1-2"
-PLACE = Path("/run/lab/pod")
+OTHER = "c3" * 32
 DROP_IN = Path("/run/systemd/system/vsrtune.service.d/kubepods.conf")
 POLICY = f"""\
 guest: "{REF}"
@@ -37,53 +24,7 @@ scheduler:
   vcpu: {{class: rr, priority: {labhelp.PRIORITY}}}
   vhost: {{class: rr, priority: {labhelp.PRIORITY}}}
 """
-# The executable has a path of the container's image, which the host has not.
-LAUNCH = f"""
-mount -t tmpfs -o mode=755 image /usr/libexec
-install -m 755 /usr/bin/qemu-system-x86_64 /usr/libexec
-exec setpriv --reuid {USER} --regid {USER} --clear-groups --no-new-privs --bounding-set=-all \\
-	/usr/libexec/qemu-system-x86_64 "$@"
-"""
 IDLE = ("-machine", "accel=kvm", "-S", "-nodefaults", "-display", "none", "-m", "16")
-
-
-def config(scope: str, namespace: str = "routers", pod: str = "virt-launcher-edge-x7k2p") -> str:
-    """The part of containerd's file that a runtime of OCI and vsrtune read."""
-    prefix = "io.kubernetes.cri."
-    annotations = {
-        f"{prefix}container-type": "container",
-        f"{prefix}container-name": "compute",
-        f"{prefix}sandbox-namespace": namespace,
-        f"{prefix}sandbox-name": pod,
-        f"{prefix}sandbox-uid": POD,
-    }
-    linux = {"cgroupsPath": f"{SLICE}:cri-containerd:{scope}"}
-    return json.dumps({"ociVersion": "1.1.0", "annotations": annotations, "linux": linux})
-
-
-def run(container: str, *words: str, scope: str = "cri-containerd") -> subprocess.Popen[bytes]:
-    """Start a QEMU in a container's cgroup and the pod's namespaces."""
-    return subprocess.Popen(
-        [
-            "systemd-run", "--quiet", "--scope", f"--slice={SLICE}",
-            f"--unit={scope}-{container}", "-p", f"AllowedCPUs={CPUS}",
-            "ip", "netns", "exec", "pod", "unshare", "--mount", "--pid", "--fork",
-            "sh", "-ec", LAUNCH, "sh", *words,
-        ]
-    )  # fmt: skip
-
-
-def of_the_pod(guest: LabGuest) -> list[str]:
-    """The arguments that make it this router, in the foreground and without names of threads."""
-    words = [word for word in of_the_router(guest) if word != "-daemonize"]
-    words[words.index("-name") + 1] = guest.name
-    words[words.index("-serial") + 1] = f"file:{PLACE}/console"
-    tap = r"ifname=tap\d+i(\d),script=[^,]*"
-    return [re.sub(tap, r"ifname=tap\1,script=no", word) for word in words]
-
-
-def end(container: str, scope: str = "cri-containerd") -> None:
-    labhelp.sh("systemctl", "kill", "-s", "KILL", f"{scope}-{container}.scope", check=False)
 
 
 @pytest.fixture(scope="module")
@@ -92,43 +33,14 @@ def router(guests: list[LabGuest]) -> Iterator[LabGuest]:
     if len(guests) != 1 or guests[0].kind != "libvirt":
         pytest.skip("other routers keep their macvtaps on the lower devices")
     (guest,) = guests
-    labhelp.stop_guest(guest)
-    PLACE.mkdir(exist_ok=True)
-    labhelp.sh("chown", str(USER), str(PLACE))
-    labhelp.sh("chmod", "666", "/dev/kvm", "/dev/vhost-net")
-    # Debian mounts it; the lab saves the time.
-    if not Path("/sys/kernel/debug/kvm").exists():
-        labhelp.sh("mount", "-t", "debugfs", "debugfs", "/sys/kernel/debug")
-    (STATE / ROUTER).mkdir(parents=True)
-    (STATE / ROUTER / "config.json").write_text(config(ROUTER))
-    inside = ("ip", "-n", "pod")
     # A device of the host's that has the name of one of the pod's.
     labhelp.sh("ip", "link", "add", "tap0", "type", "dummy")
-    labhelp.sh("ip", "netns", "add", "pod")
-    bridge = ("up", "type", "bridge", "forward_delay", "0")
     try:
-        for nic in (0, 1):
-            labhelp.sh("ip", "link", "add", f"cni{nic}", *bridge)
-            labhelp.sh("ip", "link", "set", f"p{nic}", "master", f"cni{nic}")
-            labhelp.sh(
-                "ip", "link", "add", f"veth{nic}", "up", "master", f"cni{nic}", "type", "veth",
-                "peer", "name", f"eth{nic}", "netns", "pod",
-            )  # fmt: skip
-            labhelp.sh(*inside, "link", "add", f"k6t-eth{nic}", *bridge)
-            labhelp.sh(*inside, "tuntap", "add", f"tap{nic}", "mode", "tap", "user", str(USER))
-            for port in (f"eth{nic}", f"tap{nic}"):
-                labhelp.sh(*inside, "link", "set", port, "up", "master", f"k6t-eth{nic}")
-        run(ROUTER, *of_the_pod(guest), "-qmp", f"unix:{PLACE}/qmp,server=on,wait=off")
-        labhelp.sh("lab-wait-forward", guest.name)
+        launcherhelp.start(guest)
         yield guest
     finally:
-        end(ROUTER)
-        labhelp.wait_for(lambda: not guest.runs, "the router is gone")
-        for device in ("tap0", "veth0", "veth1", "cni0", "cni1"):
-            labhelp.sh("ip", "link", "del", device, check=False)
-        labhelp.sh("ip", "netns", "del", "pod")
-        shutil.rmtree(STATE / ROUTER)
-        labhelp.start_guest(guest)
+        labhelp.sh("ip", "link", "del", "tap0")
+        launcherhelp.stop(guest)
 
 
 @pytest.fixture
@@ -145,14 +57,6 @@ def read_only() -> Iterator[None]:
 def write_policy(text: str = POLICY) -> None:
     labhelp.POLICIES.mkdir(parents=True, exist_ok=True)
     (labhelp.POLICIES / "kubevirt.yaml").write_text(text)
-
-
-def vcpus(guest: LabGuest) -> list[int]:
-    """As QEMU itself says, which counts threads as its pid namespace does."""
-    answer = labhelp.qmp(str(PLACE / "qmp"), "query-cpus-fast")
-    inner = {cpu["thread-id"] for cpu in answer["return"]}
-    every = [int(t.name) for t in Path(f"/proc/{guest.pid}/task").iterdir()]
-    return [t for t in every if int(hoststate.status_field(t, "NSpid").split()[-1]) in inner]
 
 
 def tree() -> dict[str, str]:

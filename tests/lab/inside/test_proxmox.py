@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import xml.etree.ElementTree as ET
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -60,19 +59,11 @@ def qm_start(vmid: int, *words: str) -> int:
 
 def of_the_router(guest: LabGuest) -> list[str]:
     """The arguments that make it this router."""
-    domain = ET.fromstring(hoststate.virsh("dumpxml", "--inactive", guest.name))
-    words = ["-name", f"{guest.name},debug-threads=on", "-no-shutdown", "-daemonize"]
-    words += ["-smp", "1,sockets=1,cores=1,maxcpus=1", "-nodefaults", "-display", "none"]
-    words += ["-machine", "accel=kvm", "-cpu", "host", "-m", "256"]
-    for option, path in (("kernel", "kernel"), ("initrd", "initrd"), ("append", "cmdline")):
-        words += [f"-{option}", domain.findtext(f"os/{path}") or ""]
-    words += ["-serial", f"file:/run/lab/log/{VMID}"]
-    for nic in (0, 1):
-        tap = f"ifname=tap{VMID}i{nic},script={RUN}/bridge,downscript=no"
-        words += ["-netdev", f"type=tap,id=net{nic},{tap},vhost=on"]
-        own = f"mac={guest.macs[nic].upper()},netdev=net{nic},id=net{nic}"
-        words += ["-device", f"virtio-net-pci,{own},romfile="]
-    return words
+    script = f"script={RUN}/bridge,downscript=no"
+    taps = [f"ifname=tap{VMID}i{nic},{script}" for nic in (0, 1)]
+    console = Path("/run/lab/log") / str(VMID)
+    name = f"{guest.name},debug-threads=on"
+    return [*labhelp.router_words(guest, name, console, taps), "-daemonize"]
 
 
 @pytest.fixture(scope="module")
