@@ -444,6 +444,18 @@ def lab_cpus() -> int:
     return os.cpu_count() or 1
 
 
+def killed_after_each_write_then_undone() -> None:
+    """Of what `vsrtune apply` does now: the host is then byte for byte what it was."""
+    before = hoststate.capture()
+    actions = json.loads(vsrtune("plan", "--json").stdout)["actions"]
+    assert len(actions) > 5
+    for writes in range(1, len(actions) + 1):
+        assert vsrtune("apply", check=False, fault=f"crash:{writes}").returncode != 0, writes
+        vsrtune("undo")
+        changed = hoststate.differences(before, hoststate.capture())
+        assert changed == [], "\n".join([f"killed after {writes} writes:", *changed])
+
+
 def in_child(work: Callable[[], object], crash_after: int) -> bool:
     """Run ``work`` in a fork that is killed after so many writes; whether it came to that."""
     pid = os.fork()

@@ -118,6 +118,14 @@ def test_found_planned_tuned_under_traffic_and_undone(
         assert hoststate.sched(tid).startswith("policy=0 flags=0 nice=0 priority=0 ")
 
 
+@labhelp.one_release("the journal", "trixie")
+def test_killed_after_each_write_then_undone(
+    router: LabGuest, restored: None, irq_cpus: set[int]
+) -> None:
+    write_policy()
+    labhelp.killed_after_each_write_then_undone()
+
+
 @labhelp.one_release("a plan, whatever the kernel", "trixie")
 def test_the_pods_own_cpus_and_no_others(
     router: LabGuest, restored: None, irq_cpus: set[int]
