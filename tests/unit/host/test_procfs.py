@@ -78,6 +78,7 @@ def test_worker_owner(comm: str, owner: int | None) -> None:
         ("/usr/bin/qemu-img", False),
         ("/usr/bin/qemu-storage-daemon", False),
         ("/usr/bin/kvmtool", False),
+        ("/usr/bin/cloud-hypervisor", False),
         ("/usr/bin/bash", False),
     ],
 )

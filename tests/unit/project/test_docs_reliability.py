@@ -1,5 +1,5 @@
-"""Every promise of docs/reliability.md has a test that make runs, and every test that docs/hardening.md
-names exists."""
+"""Every promise of docs/reliability.md has a test that make runs, and every test that it and
+docs/hardening.md name exists."""
 
 from __future__ import annotations
 
@@ -35,9 +35,22 @@ def test_there_are_promises() -> None:
     assert [promise.text for promise in PROMISES if not promise.tests] == []
 
 
-@pytest.mark.parametrize("test", dict.fromkeys([*PROMISED, *named("hardening.md")]))
+NAMED = dict.fromkeys([*PROMISED, *named("hardening.md"), *named("reliability.md")])
+
+
+@pytest.mark.parametrize("test", NAMED)
 def test_make_runs_the_test(test: str) -> None:
     assert promises.runs_in(test), "there is no such test, or no lab in which it runs"
+
+
+def test_each_manager_has_a_test_a_result_or_a_reason_in_each_column() -> None:
+    text = (TREE / "docs/reliability.md").read_text()
+    lines = text.partition("| run by |")[2].partition("\n\n")[0].splitlines()
+    heads, rows = lines[0], [line.split("|")[2:-1] for line in lines[2:]]
+    assert len(rows) == 7
+    assert {len(cells) for cells in rows} == {len(heads.split("|")) - 1}
+    known = re.compile(r" (`[\w/.]*::test_\w+`|- \w+ \w+|\[[\w-]+\]\(results/)")
+    assert [cell for cells in rows for cell in cells if not known.match(cell)] == []
 
 
 # -- what the tables are made from
