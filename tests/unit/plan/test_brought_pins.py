@@ -182,7 +182,7 @@ class TestLibvirt:
             assert found == (CarriedPin(None, ONE, original),)
 
     def test_the_thread_stands_in_the_note(self, domain: Any, pins: LibvirtPins) -> None:
-        pins.pin_emulator(domain.UUIDString(), ONE, None, KEY)
+        pins.pin(domain.UUIDString(), None, ONE, None, KEY)
         found = parse_cputune(domain.XMLDesc(0)).carried()
         assert found == (CarriedPin(None, ONE, None, KEY),)
 
