@@ -98,19 +98,27 @@ def test_an_operators_pin_survives_stop(
 def test_a_pin_to_all_cpus_is_restored_with_its_list(
     untuned: None, libvirt_guest: LabGuest, irq_cpus: set[int]
 ) -> None:
-    """libvirt cannot tell the operator's pin from the one with which an earlier undo put a thread
-    back; the cpuset of the cgroup can."""
-    every = f"0-{labhelp.lab_cpus() - 1}"
-    labhelp.write_policies("auto")
+    """libvirt shows no difference between the operator's pin and the one with which an undo put a
+    thread back that had none; the cpuset of the cgroup does."""
+    labhelp.stop_guest(libvirt_guest)
+    labhelp.start_guest(libvirt_guest)
+    labhelp.POLICIES.mkdir(parents=True, exist_ok=True)
+    (labhelp.POLICIES / "test0.yaml").write_text(
+        f'guest: "{libvirt_guest.name}"\nprofile: none\n'
+        "cpus: {irq: 0, vcpu: 2, vhost: 2, emulator: 0}\n"
+    )
     labhelp.start()
     labhelp.stop()
+    every = f"0-{labhelp.lab_cpus() - 1}"
     hoststate.virsh("vcpupin", libvirt_guest.name, "0", every, "--live")
     hoststate.virsh("emulatorpin", libvirt_guest.name, every, "--live")
-    cgroup = hoststate.cgroup(libvirt_guest.vcpus()[0])
-    assert labhelp.text(f"{hoststate.CGROUP}{cgroup}/cpuset.cpus") == every
+    threads = {libvirt_guest.vcpus()[0]: {2}, libvirt_guest.pid: {0}}
+    for tid in threads:
+        listed = f"{hoststate.CGROUP}{hoststate.cgroup(tid)}/cpuset.cpus"
+        assert labhelp.text(listed) == every
     before = hoststate.capture()
     labhelp.start()
-    labhelp.wait_for(lambda: labhelp.untuned_lines(libvirt_guest, irq_cpus) == [], "it is tuned")
+    assert {tid: labhelp.mask(tid) for tid in threads} == threads
     labhelp.stop()
     assert hoststate.differences(before, hoststate.capture()) == []
 
