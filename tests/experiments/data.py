@@ -100,11 +100,14 @@ class Data:
         return run if "/" in run else f"{self._figure}/{run}"
 
     def points(self, run: str, configuration: str | None = None) -> list[Point]:
-        """The points of a configuration, by load; of the only one when not named."""
+        """The points of a configuration, by load; of the only one when not named. Raises Missing
+        for one that the run was made without."""
         found = by_configuration(self.outcome(run))
         if configuration is None:
             (points,) = found.values()
             return list(points)
+        if configuration not in found:
+            raise Missing(f"{run}: {configuration}")
         return list(found[configuration])
 
     def loads(self, run: str) -> list[float]:

@@ -37,8 +37,8 @@ with its 95 % interval. Verdicts are by [rules](../../tests/experiments/judge.py
 the trials allow the point and its opposite, *not judged* that they decide nothing."""
 
 _NOT = (
-    "A real NIC, a link, or a host that is not emulated: the labs run on TCG, over veth.",
-    "VyOS, OPNsense or OpenWrt as they come: the guests are Debian's kernel that forwards, some with FRR.",
+    "A real NIC, a link, or a host that is not emulated: the labs run on TCG, over veth. VyOS, OPNsense or OpenWrt "
+    "as they come: the guests are Debian's kernel that forwards, some with FRR."
 )
 # The other pages, in the order in which to read them.
 _APPENDIX = (
@@ -205,7 +205,7 @@ def _classes(policy: Policy) -> list[SchedRule]:
 
 def _sessions(found: _Found) -> list[str]:
     """Of a router with FRR, on each kernel."""
-    rows, aims = [], []
+    rows = []
     names = frr.CONFIGURATIONS
     for figure in (frr.FIGURE, frr.BOOKWORM_FIGURE):
         data = found.data.of(figure.id)
@@ -216,22 +216,18 @@ def _sessions(found: _Found) -> list[str]:
         for times, load in zip(frr.TIMES, data.loads(frr.RUN), strict=True):
             cells = [frr.told(data, name, load) for name in names]
             rows.append([kernel, f"{times:g}x, {load:,.0f} pps", *cells])
-        aims.append(f"{kernel}, {_tally(found.of(figure.id))}")
     return [
         "## Whether FRR keeps its BGP session", "",
         *table(("", "offered", *names), rows), "",
         *_item("A cell: in how many trials the session was kept, and for how much of the load's time it "
-               "was up. [OSPF, BFD, SNMP and SSH](frr.md)."),
-        *_item(f"The aims: {'; '.join(aims) or 'not measured'}."),
+               "was up. [OSPF, BFD, SNMP and SSH, and the aims](frr.md)."),
     ]  # fmt: skip
 
 
 def _costs(found: _Found) -> list[str]:
     """Every point of the figure on harm, whatever they are."""
-    lines = ["## Whether it ever costs anything", ""]
-    for one in found.on("no-harm"):
-        lines += _item(one.told)
-    return lines
+    told = " ".join(one.told for one in found.on("no-harm"))
+    return ["## Whether it ever costs anything", "", *_item(told)]
 
 
 def _beside(found: _Found) -> list[str]:
@@ -252,8 +248,10 @@ def _beside(found: _Found) -> list[str]:
     alike = _listed(flows).replace(", bound", "")
     return [
         "## What one router leaves to another", "",
-        *_item(f"**{plain}** One router overloaded, the other keeps more with budgets than without: {each}."),
-        *(line for one in certain for line in _item(f"{one}.")),
+        *_item(
+            f"**{plain}** One router overloaded, the other keeps more with budgets than without: {each}."
+            + "".join(f" {one}." for one in certain)
+        ),
         *_item(f"Two flows to two routers at equal priority: {alike}."),
     ]  # fmt: skip
 
@@ -283,12 +281,11 @@ def _rest(found: _Found) -> list[str]:
         "## The rest, a line each", "",
         *_item(f"**Kernel module**, a guest on it against macvtap: {_tally(found.on('module-guest'))}. Routers "
                f"in namespaces, better than the kernel's macvlan: {_gain(module)}.{better}"),
-        *_item(f"**Order within a flow**: {_tally(found.on('order'))}."),
         *_item(f"**Groups**, several members (PVR) forward more than one: {_gain(gains)}. Of balancers and "
                f"routers (MSR): {_gain(stages)}."),
         *_item(f"**Cost**: {_cost(found.docs)}"),
         *_item(f"**Reaction**: {_reaction(found.docs)}"),
-        *_item(f"**[Bottlenecks](bottlenecks.md)**: {_named(found.docs)}"),
+        *_item(f"**[Bottlenecks](bottlenecks.md)**: {_named(found.docs)}{_order(found)}"),
         *_item(f"**[The papers](paper.md)**: {_tally(found.on('paper'))}."), "",
         *_pictures(
             found,
@@ -297,6 +294,13 @@ def _rest(found: _Found) -> list[str]:
             (fig20.FIGURE.id, _see_members),
         ),
     ]  # fmt: skip
+
+
+def _order(found: _Found) -> str:
+    points = found.on("order")
+    if all(one.verdict.answer == "missing" for one in points):
+        return ""
+    return f" **[Order within a flow](order.md)**: {_tally(points)}."
 
 
 def _cost(docs: Path) -> str:
@@ -359,7 +363,7 @@ def _not_measured(found: _Found) -> list[str]:
     return [
         "## What was not measured",
         "",
-        *(line for one in (*_NOT, *items) for line in _item(one)),
+        *(line for one in (_NOT, *items) for line in _item(one)),
     ]
 
 

@@ -149,8 +149,15 @@ def _both(judges: Sequence[Judge]) -> Judge:
 
 def told(data: Data, name: str, load: float) -> str:
     """Of a configuration at a load: how often BGP was kept, and how long it was up."""
+    if name not in _made(data):
+        return "not measured"
     seen = _seen(data, name, load)
     return f"{_kept(seen, 'bgp')}, {percent(up(o, 'bgp') for o in seen)} %"
+
+
+def _made(data: Data) -> list[str]:
+    """The configurations of a run."""
+    return [str(c.name) for c in data.outcome(RUN).configurations]
 
 
 def _seen(data: Data, name: str, load: float) -> list[Control]:
@@ -193,7 +200,7 @@ def _tables(data: Data) -> list[str]:
     rows = []
     for times in TIMES:
         load = _load(data, times)
-        for name in CONFIGURATIONS:
+        for name in _made(data):
             trials = data.trials(RUN, name, load)
             seen = _seen(data, name, load)
             cells = [ranged([t.pps for t in trials])]
@@ -235,12 +242,13 @@ def _plots(figure: str, title: str, data: Data) -> Mapping[str, Any]:
     """A strip for each trial: when the peer saw BGP's session up, and when not."""
     from matplotlib.figure import Figure as Drawing
 
+    names = _made(data)
     drawn = Drawing(figsize=(8.0, 4.6), layout="constrained")
     drawn.suptitle(title, fontsize=11)
     for axes, times in zip(drawn.subplots(1, len(TIMES), sharey=True), TIMES, strict=True):
         load = _load(data, times)
         axes.set_title(f"{times:g}x, {offered(load)}", fontsize=9)
-        for row, name in enumerate(CONFIGURATIONS):
+        for row, name in enumerate(names):
             trials = data.trials(RUN, name, load)
             for number, trial in enumerate(trials):
                 seen = data.control(RUN, trial)
@@ -249,7 +257,7 @@ def _plots(figure: str, title: str, data: Data) -> Mapping[str, Any]:
                     place = row + 0.8 * number / len(trials) - 0.4
                     axes.broken_barh(spans, (place, 0.7 / len(trials)), facecolors=colour)
         axes.axvline(max(t.seconds for t in trials), color="#000000", linewidth=0.9, linestyle=":")
-        axes.set_yticks(range(len(CONFIGURATIONS)), CONFIGURATIONS, fontsize=8)
+        axes.set_yticks(range(len(names)), names, fontsize=8)
         axes.set_xlabel("seconds", fontsize=8)
         axes.tick_params(axis="x", labelsize=8)
     drawn.axes[0].invert_yaxis()
