@@ -74,17 +74,15 @@ class LibvirtSource:
         return self._ask(read)
 
     def _ask(self, read: Callable[[Any, Any], T]) -> T:
-        libvirt = library()
-        for last in (False, True):
-            fresh = not self._kept.opened
-            try:
-                return self._kept.ask(lambda connection: read(libvirt, connection))
-            except libvirt.libvirtError as error:
-                self.close()
-                # A connection kept from an earlier pass may have died since then.
-                if fresh or last:
-                    raise self._kept.away(error) from error
-        raise AssertionError("unreachable")
+        libvirt, kept = library(), self._kept.opened
+        try:
+            return self._kept.ask(lambda connection: read(libvirt, connection))
+        except libvirt.libvirtError as error:
+            self.close()
+            if kept:
+                # It may have died since an earlier pass.
+                return self._ask(read)
+            raise self._kept.away(error) from error
 
     def close(self) -> None:
         """Drop the connection; the next call opens a new one."""
