@@ -36,7 +36,6 @@ class Operation(Enum):
     CPUSET = "write to cpuset.cpus"
     EXCLUSIVE = "write to cpuset.cpus.exclusive"
     PARTITION = "write to cpuset.cpus.partition"
-    DEVICE = "write to the device's file"
     TXQUEUELEN = "write to tx_queue_len"
     THREADED = "write to threaded"
     IRQ = "write to smp_affinity_list"
@@ -154,9 +153,6 @@ _TABLE: dict[tuple[Operation, int], ErrnoVerdict] = {
     # update_prstate
     (Operation.PARTITION, errno.EINVAL): ErrnoVerdict(
         _NEVER, "the kernel makes no partition here", "look at cpuset.cpus.partition"),
-    # netdev_store (net/core/net-sysfs.c), for files without rows of their own
-    (Operation.DEVICE, errno.EINVAL): ErrnoVerdict(
-        _NEVER, "the device takes no such value", "choose another value in the policy"),
     # dev_change_tx_queue_len
     (Operation.TXQUEUELEN, errno.ENOMEM): ErrnoVerdict(
         _LATER, "there is no memory for rings of that length", "choose a shorter queue"),

@@ -116,8 +116,7 @@ class NicWrites:
         if isinstance(value, CpuSet):
             self._check(str(target), value, empty=True)
         text = value.to_mask() if isinstance(value, CpuSet) else str(value)
-        operation = _OPERATIONS.get(path.rpartition("/")[2], Operation.DEVICE)
-        with told(operation, str(target), str(value)):
+        with told(_OPERATIONS[path.rpartition("/")[2]], str(target), str(value)):
             self._calls.write(path, text)
 
     def _file(self, target: DeviceTarget) -> str:
