@@ -44,18 +44,6 @@ def read_text(path: Path, most: int = MAX_BYTES) -> str:
     raise PolicyErrors([PolicyError(what, where=f"{path}:{line}", hint=hint)])
 
 
-def load(paths: Iterable[Path]) -> tuple[Policy, ...]:
-    """Read policy files.
-
-    Raises PolicyErrors with every error of every file; two files with the same ``guest`` and user
-    are an error that names both.
-    """
-    policies, errors = read_all(paths)
-    if errors:
-        raise PolicyErrors(errors)
-    return tuple(policies)
-
-
 def files_in(dirs: Sequence[Path]) -> list[Path]:
     """The policy files of the directories: ``*.yaml`` and ``*.yml``, not hidden.
 
@@ -80,19 +68,19 @@ def files_in(dirs: Sequence[Path]) -> list[Path]:
 
 
 def load_dirs(dirs: Sequence[Path]) -> tuple[Policy, ...]:
-    """Read all policies of the directories, as ``files_in`` finds and ``load`` reads them.
+    """Read all policies of the directories, as ``files_in`` finds and ``read_all`` reads them.
 
-    Raises PolicyErrors as they do, for files that anybody but root and vsrtune's own user could
-    write, and for a user that this host does not know. Whoever writes a policy decides which
-    threads of the host become realtime.
+    Raises PolicyErrors with every error of every file, for files that anybody but root and
+    vsrtune's own user could write, and for a user that this host does not know. Whoever writes a
+    policy decides which threads of the host become realtime.
     """
     files = files_in(dirs)
     found = unsafe(files)
     if found:
         raise PolicyErrors(found)
-    errors: list[PolicyError] = []
+    policies, errors = read_all(files)
     known: list[Policy] = []
-    for policy in load(files):
+    for policy in policies:
         try:
             uid = policy.uid if policy.uid is not None else pwd.getpwnam(str(policy.user)).pw_uid
         except KeyError:
@@ -130,7 +118,8 @@ def unsafe(files: Iterable[Path]) -> list[PolicyError]:
 
 
 def read_all(paths: Iterable[Path]) -> tuple[list[Policy], list[PolicyError]]:
-    """The policies of the files that are good, and every error of the others."""
+    """The policies of the files that are good, and every error of the others. Two files with the
+    same ``guest`` and user are an error that names both."""
     policies: list[Policy] = []
     errors: list[PolicyError] = []
     first: dict[tuple[str, str | int], Policy] = {}

@@ -21,7 +21,7 @@ from vsrtune.core.errors import PolicyError
 from vsrtune.model.guest import Role
 from vsrtune.model.plan import Refusal
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.observe.config_files import load, read_all
+from vsrtune.observe.config_files import read_all, read_policy
 from vsrtune.plan.planner import plan
 
 CASES = Path(__file__).resolve().parents[2] / "bad_policies"
@@ -88,7 +88,7 @@ def messages(policy: bytes, on: Snapshot | None = None) -> list[str]:
     Path("policy.yaml").write_bytes(policy)
     errors = read_all([Path("policy.yaml")])[1]
     if on is not None and not errors:
-        refusals = plan(on, load([Path("policy.yaml")])).refusals
+        refusals = plan(on, [read_policy(Path("policy.yaml"))]).refusals
         errors = [_error(r) for r in refusals]
     assert errors, "the policy is accepted"
     assert all(e.what and e.where and e.hint for e in errors)

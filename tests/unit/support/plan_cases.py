@@ -28,7 +28,7 @@ from vsrtune.core.codec import encode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import Target, Value, decode_target, decode_value
-from vsrtune.observe.config_files import load
+from vsrtune.observe.config_files import read_policy
 from vsrtune.policy.model import Policy
 
 PLANS = Path(__file__).resolve().parents[2] / "plans"
@@ -58,7 +58,7 @@ class Case:
         """The policies, read from files in a directory."""
         for name, text in self.policies.items():
             (directory / name).write_text(text, encoding="utf-8")
-        return load([directory / name for name in sorted(self.policies)])
+        return tuple(read_policy(directory / name) for name in sorted(self.policies))
 
 
 def read(file: Path) -> Case:
