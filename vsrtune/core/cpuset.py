@@ -36,30 +36,14 @@ class CpuSet:
         made._cpus = members
         return made
 
+    # A host has few distinct lists, and thousands of threads that share them.
     @staticmethod
+    @lru_cache(maxsize=1024)
     def parse(text: str) -> CpuSet:
         """Read ``0-3,7`` or the grouped form ``0-15:1/4`` (kernel ``bitmap_parselist``).
 
         An empty text is the empty set. Raises VsrtuneError on anything else.
         """
-        return _parsed(text)
-
-    @staticmethod
-    def single(cpu: int) -> CpuSet:
-        """The set of one CPU."""
-        return _single(cpu)
-
-    @staticmethod
-    def union(sets: Iterable[CpuSet]) -> CpuSet:
-        """The CPUs of all these sets."""
-        return CpuSet._of(frozenset[int]().union(*(s._cpus for s in sets)))
-
-    def _without(self, other: CpuSet) -> CpuSet:
-        left = self._cpus - other._cpus
-        return self if len(left) == len(self._cpus) else CpuSet._of(left)
-
-    @classmethod
-    def _parse(cls, text: str) -> CpuSet:
         cpus: set[int] = set()
         named = 0
         for part in filter(None, (p.strip() for p in text.strip().split(","))):
@@ -79,7 +63,18 @@ class CpuSet:
             if named > _REPEATS * (MAX_CPU + 1):
                 raise VsrtuneError("the CPU list names CPUs over and over", hint="name each once")
             cpus.update(c for c in range(first, last + 1) if (c - first) % group < used)
-        return cls(cpus)
+        return CpuSet(cpus)
+
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def single(cpu: int) -> CpuSet:
+        """The set of one CPU."""
+        return CpuSet((cpu,))
+
+    @staticmethod
+    def union(sets: Iterable[CpuSet]) -> CpuSet:
+        """The CPUs of all these sets."""
+        return CpuSet._of(frozenset[int]().union(*(s._cpus for s in sets)))
 
     @classmethod
     def from_mask(cls, text: str) -> CpuSet:
@@ -152,11 +147,7 @@ class CpuSet:
         return min(self._cpus)
 
 
-# A host has few distinct lists, and thousands of threads that share them.
-_parsed = lru_cache(maxsize=1024)(CpuSet._parse)
-_difference = lru_cache(maxsize=1024)(CpuSet._without)
-
-
 @lru_cache(maxsize=1024)
-def _single(cpu: int) -> CpuSet:
-    return CpuSet((cpu,))
+def _difference(one: CpuSet, other: CpuSet) -> CpuSet:
+    left = one._cpus - other._cpus
+    return one if len(left) == len(one) else CpuSet._of(left)
