@@ -656,7 +656,8 @@ class TestLoop:
         if during:
             host.set_queue(1)
             running.daemon.mark_dirty("queue", "vr1")
-            running.until(lambda: len(running.looks) == 3)
+            # Published at the end of the pass, when it is known how long it wrote.
+            running.until(lambda: len(running.states) == 3)
             when = sum(running.daemon._wrote) / 2
         host.change("vhost", sched=Sched(SchedClass.FIFO, 50))
         tid = thread(host, Role.VHOST).key.tid
