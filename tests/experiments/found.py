@@ -42,7 +42,7 @@ _NOT = (
 )
 # The other pages, in the order in which to read them.
 _APPENDIX = (
-    "peers", "frr", "no-harm", "levers", "demo", "queue", "paper", "module-guest", "early-drop",
+    "peers", "frr", "no-harm", "pod", "levers", "demo", "queue", "paper", "module-guest", "early-drop",
     "order", "napi-macvlan", "scale", "events", "bottlenecks",
 )  # fmt: skip
 
@@ -285,7 +285,9 @@ def _rest(found: _Found) -> list[str]:
                f"routers (MSR): {_gain(stages)}."),
         *_item(f"**Cost**: {_cost(found.docs)}"),
         *_item(f"**Reaction**: {_reaction(found.docs)}"),
-        *_item(f"**[Bottlenecks](bottlenecks.md)**: {_named(found.docs)}{_order(found)}"),
+        *_item(f"**[Bottlenecks](bottlenecks.md)**: {_named(found.docs)}"
+               f"{_beside_it(found, 'order', 'Order within a flow')}"
+               f"{_beside_it(found, 'pod', 'A router in a pod, tuned from the node')}"),
         *_item(f"**[The papers](paper.md)**: {_tally(found.on('paper'))}."), "",
         *_pictures(
             found,
@@ -296,11 +298,12 @@ def _rest(found: _Found) -> list[str]:
     ]  # fmt: skip
 
 
-def _order(found: _Found) -> str:
-    points = found.on("order")
+def _beside_it(found: _Found, page: str, what: str) -> str:
+    """A sentence about a page that something was measured for."""
+    points = found.on(page)
     if all(one.verdict.answer == "missing" for one in points):
         return ""
-    return f" **[Order within a flow](order.md)**: {_tally(points)}."
+    return f" **[{what}]({page}.md)**: {_tally(points)}."
 
 
 def _cost(docs: Path) -> str:

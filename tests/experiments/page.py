@@ -103,6 +103,7 @@ _PAGES = (
     Page("order", "Whether frames of a flow change places", REACHED, ("order",)),
     Page("levers", "Which settings are worth something", _HELPS, ("levers",)),
     Page("no-harm", "Does the shipped policy ever cost a router anything?", REACHED, ("no-harm",)),
+    Page("pod", "A router in a pod of KubeVirt", REACHED, ("pod",)),
     Page("module-guest", "A router guest on the kernel module", REACHED, ("module-guest",)),
     Page("early-drop", "Dropping early in a guest's queue", REACHED, ("early-drop",)),
     Page(

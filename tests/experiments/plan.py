@@ -22,6 +22,8 @@ TREE = Path(__file__).resolve().parents[2]
 RATES = (16000, 32000, 64000)
 PAIRS = 9
 NATIVE = "native"
+# What vsrtune calls the lab's first router while it runs as in a pod of KubeVirt.
+POD = "kubevirt:routers/edge"
 
 
 @dataclass(frozen=True)

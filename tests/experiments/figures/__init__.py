@@ -29,6 +29,7 @@ from . import (
     no_harm,
     order,
     peers,
+    pod,
     profile,
     seed002,
 )
@@ -42,6 +43,7 @@ FIGURES: tuple[Figure, ...] = (
     frr.FIGURE,
     frr.BOOKWORM_FIGURE,
     order.FIGURE,
+    pod.FIGURE,
     profile.FIGURE,
     levers.HOST,
     levers.GUEST,

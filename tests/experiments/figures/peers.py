@@ -3,7 +3,7 @@ and how late."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from statistics import median
 from typing import Any
@@ -62,18 +62,18 @@ def _plots(figure: str, data: Data) -> Mapping[str, Any]:
     title = f"{FACTORS[-1]:g} times the untuned peak: {offered(load)}"
     return {
         f"{figure}-{FACTORS[-1]:g}x": plots.scatter(names, columns, title, "forwarded pps"),
-        f"{figure}-delay": _delays(data, names),
+        f"{figure}-delay": delays(data, RUN, names, FACTORS),
     }
 
 
-def _delays(data: Data, names: list[str]) -> plots.Figure:
+def delays(data: Data, run: str, names: Sequence[str], factors: Sequence[float]) -> plots.Figure:
     """Rate and delay at once: a line for each configuration, a dot for each load."""
     note = "a dot is a load, in times of the untuned peak; median of the trials; probes that came"
     figure, axes = plots.figure_of("Rate and delay", "P99 of one-way delay, ms", note)
     for number, name in enumerate(names):
         dots = []
-        for factor in FACTORS:
-            trials = data.trials(RUN, name, load_of(data, factor))
+        for factor in factors:
+            trials = data.trials(run, name, data.scaled(run, factors, factor))
             late = [1000 * seconds for t in trials if (seconds := p99(t)) is not None]
             if late:
                 dots.append((median(t.pps for t in trials), median(late), f"{factor:g}x"))
