@@ -130,7 +130,7 @@ FIGURE = Figure(
         ),
         Run(
             _RUN, _BOOT, _CONFIGURATIONS, scaled=(f"pod/{_PEAK}", _TIMES), latency=True,
-            seconds=3.0, pairs=9, seed=72, **_IN_A_POD,
+            seconds=4.0, pairs=9, seed=72, **_IN_A_POD,
         ),
     ),
     claims=_claims(),
