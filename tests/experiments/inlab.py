@@ -374,6 +374,9 @@ def measure(run: dict[str, Any]) -> None:
     try:
         with grouped(run["group"]), log.open("w") as output:
             code = subprocess.run(words, stdout=output, stderr=subprocess.STDOUT, check=False)
+        # Before what is running for the run is ended, which others may have much work with: a router
+        # whose peers go has all their routes to take back.
+        calibration.append(turns())
     finally:
         for after in run["after"]:
             command(*after)
@@ -381,7 +384,6 @@ def measure(run: dict[str, Any]) -> None:
         lines = log.read_text(errors="replace").splitlines()
         errors = [line for line in lines if line.startswith("vsrtune:")]
         raise RuntimeError("\n".join([f"status {code.returncode}", *(errors or lines[-12:])]))
-    calibration.append(turns())
     result = json.loads(fresh.read_text())
     fresh.write_text(json.dumps(result | {"calibration": calibration}))
     fresh.replace(target)

@@ -147,6 +147,10 @@ def main() -> int:
             time.sleep(2)
             with Watch(path) as watch:
                 outcome = measure(specs, int(pairs), seed=int(seed), watch=watch, uri=DEFAULT_URI)
+            # The router's interfaces may just have been plugged in as they were: until it has all
+            # routes again, the lab is not at rest.
+            subprocess.run([PEERS, "wait", guest], check=True)
+            time.sleep(HOLD)
         finally:
             record.terminate()
     result = json.loads(outcome_to_json(outcome))

@@ -171,7 +171,7 @@ def _kept(seen: Sequence[Control], session: str) -> str:
 
 def summary(data: Data) -> list[str]:
     """The table of README.md, of the untuned router and ours."""
-    names = (peers.UNTUNED, peers.OURS)
+    names = (peers.UNTUNED, peers.OURS, MODULE)
     heads = ["offered"]
     for name in names:
         heads += [f"{name}: forwarded", "SNMP answered", "BGP kept"]
