@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from statistics import median
 from typing import Any
 
 from experiments.data import Data
@@ -170,20 +169,18 @@ def _kept(seen: Sequence[Control], session: str) -> str:
 
 
 def summary(data: Data) -> list[str]:
-    """The table of README.md, of the untuned router and ours."""
+    """The table of README.md, of the untuned router and both of ours."""
     names = (peers.UNTUNED, peers.OURS, MODULE)
     heads = ["offered"]
     for name in names:
-        heads += [f"{name}: forwarded", "SNMP answered", "BGP kept"]
+        heads += [f"{name}: forwarded", "BGP kept", "OSPF kept"]
     rows = []
     for times in TIMES:
         load = _load(data, times)
         row = [f"{times:g}x, {load:,.0f} pps"]
         for name in names:
             seen = _seen(data, name, load)
-            row.append(f"{data.at(RUN, name, load).pps:,.0f}")
-            row.append(f"{100 * median(answered(o, 'snmp') for o in seen):.0f} %")
-            row.append(_kept(seen, "bgp"))
+            row += [f"{data.at(RUN, name, load).pps:,.0f}", _kept(seen, "bgp"), _kept(seen, "ospf")]
         rows.append(row)
     return table(heads, rows)
 
