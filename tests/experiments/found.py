@@ -287,7 +287,7 @@ def _rest(found: _Found) -> list[str]:
         *_item(f"**Reaction**: {_reaction(found.docs)}"),
         *_item(f"**[Bottlenecks](bottlenecks.md)**: {_named(found.docs)}"
                f"{_beside_it(found, 'order', 'Order within a flow')}"
-               f"{_beside_it(found, 'pod', 'A router in a pod, tuned from the node')}"),
+               f"{_beside_it(found, 'pod', 'A router in a pod')}"),
         *_item(f"**[The papers](paper.md)**: {_tally(found.on('paper'))}."), "",
         *_pictures(
             found,
@@ -330,9 +330,7 @@ def _named(docs: Path) -> str:
     ]
     if not told:
         return "Not measured."
-    return (
-        f"`vsrtune top` named {sum(told)} of {len(told)} limits right that trials made on purpose."
-    )
+    return f"`vsrtune top` named {sum(told)} of {len(told)} limits right."
 
 
 def _reaction(docs: Path) -> str:
