@@ -35,7 +35,7 @@ from vsrtune.execute.journal import last_change
 from vsrtune.execute.jsonl_log import holder
 from vsrtune.host.filesystem import HostRoot, LiveRoot, boot_id
 from vsrtune.model.daemon_state import DaemonState, PlanState, Unmade
-from vsrtune.model.guest import SchedClass, ThreadKey
+from vsrtune.model.guest import SchedClass
 from vsrtune.model.journal_records import Entry
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot, SnapshotSlice
@@ -100,7 +100,7 @@ def show(
     render.show(
         [
             *tables.filled(steps, tables.starved_table(read_starved())),
-            *tables.snapshot_tables(snapshot, budget_use(frame)),
+            *tables.snapshot_tables(snapshot, frame.budgets),
             *tables.filled(bottleneck_table(limited), drift, _moves(snapshot)),
         ],
         wide=wide,
@@ -234,9 +234,3 @@ def measure(
     if shown:
         sleep(max([least_seconds, *periods]))
     return make_frame(before, samples.take(root, host, clock), only=shown)
-
-
-def budget_use(frame: Frame) -> dict[ThreadKey, float]:
-    """The used share of its budget, by thread."""
-    shares = {view.thread.key: view.use.budget for view in frame.threads}
-    return {key: share for key, share in shares.items() if share is not None}

@@ -132,8 +132,7 @@ class BottleneckKeeper:
         alive = {t.key for g in guests for t in g.threads}
         waited = self._waited | {k: r.wait_ns / 1e9 for k, r in sample.threads.items()}
         self._waited = {key: seconds for key, seconds in waited.items() if key in alive}
-        uses = ((v.thread.key, v.use.budget) for v in frame.threads)
-        used = self._budgets | {key: share for key, share in uses if share is not None}
+        used = self._budgets | frame.budgets
         self._budgets = {key: share for key, share in used.items() if key in alive}
 
 

@@ -87,6 +87,12 @@ class Frame:
     rates: Mapping[str, FrameRates] = field(default_factory=dict)
     bottlenecks: tuple[Bottleneck, ...] = ()
 
+    @property
+    def budgets(self) -> dict[ThreadKey, float]:
+        """The used share of its budget, by thread that has one."""
+        shares = ((view.thread.key, view.use.budget) for view in self.threads)
+        return {key: share for key, share in shares if share is not None}
+
 
 def make_frame(
     before: HostSample,

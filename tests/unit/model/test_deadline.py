@@ -9,7 +9,7 @@ import pytest
 from hosttree import HostTree
 from planning_samples import budget, cpus, host, router, snapshot, with_cpusets
 
-from vsrtune.cli.show import budget_use, measure
+from vsrtune.cli.show import measure
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.host.cpus import book_lines, parse_books, read_books
 from vsrtune.model.deadline import (
@@ -88,7 +88,7 @@ def test_use_is_measured_over_a_whole_period() -> None:
         tree.file(path, f"{1000000 + 160_000_000} 5 6\n")
 
     frame = measure(tree.root(), seen, frozenset([guest.ref]), 0.2, lambda: now, sleep)
-    found = budget_use(frame)
+    found = frame.budgets
     assert found == {key: pytest.approx(1.0)}
     (table,) = (t for t in snapshot_tables(seen, found) if t.title.startswith("Budgets"))
     assert table.rows == [
