@@ -32,7 +32,6 @@ TIME_UP = 75
 # Many routes lie below this one, and so do the destinations of many flows.
 PREFIX = "10.128.0.0/9"
 NATIVE_PEER = "10.20.250.2"
-POD = "kubevirt:routers/edge"
 COVERED = 1 << 20
 # An emulated guest takes a millisecond or more for a route; it tells after so many.
 CHUNK = 1024
@@ -212,7 +211,8 @@ def routers(run: dict[str, Any]) -> list[dict[str, Any]]:
     native = run["router"] == "native"
     base = read_yaml("/run/lab/bench-native.yaml" if native else "/run/lab/bench.yaml")
     # In a pod the first router has another name.
-    base["routers"] += [{**r, "guest": POD} for r in base["routers"] if r.get("guest") == "vr1"]
+    if run["router"].startswith("kubevirt:"):
+        base["routers"][0]["guest"] = run["router"]
     names = list(run["by_router"]) or list(run["together"]) or [run["router"]]
     found = [r for r in base["routers"] if native or r.get("guest") in names]
     if run["guests"]:

@@ -19,7 +19,7 @@ from typing import Any
 
 from experiments.data import Data
 from experiments.figures import peers
-from experiments.judge import Judge, Place, kept, rounds
+from experiments.judge import Judge, Place, kept, rounds, top
 from experiments.plan import Boot, Claim, Figure, Run, Verdict, policy, shipped, untuned
 from experiments.text import offered, percent, ranged, table
 
@@ -85,17 +85,14 @@ def _more(
     value: Callable[[Control], float],
     others: Sequence[str],
     ours: str = peers.OURS,
-    times: float = TIMES[-1],
 ) -> Judge:
-    """Whether a tuned router has more of something than each other, in every round; less in every
-    round is the opposite."""
+    """Whether a tuned router has more of something than each other, in every round, at the highest
+    load; less in every round is the opposite."""
 
     def judge(data: Data) -> Verdict:
         answers, texts = [], []
         for other in others:
-            pairs = [
-                (value(a), value(b)) for a, b in watched(data, _load(data, times), ours, other)
-            ]
+            pairs = [(value(a), value(b)) for a, b in watched(data, top(data, RUN), ours, other)]
             mine, theirs = ([100 * v for v in side] for side in zip(*pairs, strict=True))
             answers.append(
                 "agrees" if all(a > b for a, b in pairs)

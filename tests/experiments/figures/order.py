@@ -8,7 +8,6 @@ test; rounds in which both lost none are left out).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import comb
 
 from experiments.data import Data
@@ -93,7 +92,7 @@ def _better(run: str, ours: str, theirs: str) -> Judge:
     return judge
 
 
-def _claims() -> Sequence[Claim]:
+def _claims() -> tuple[Claim, ...]:
     found = []
     for queues in _ROUTERS:
         word = f"{queues} queue{'s' if queues > 1 else ''}"
@@ -151,7 +150,7 @@ FIGURE = Figure(
             for queues, router in _ROUTERS.items()
         ),
     ),
-    claims=tuple(_claims()),
+    claims=_claims(),
     plots=lambda _: {},
     native=None,
     tables=_tables,
