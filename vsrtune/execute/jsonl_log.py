@@ -176,7 +176,8 @@ class JsonlLog(Closing):
 
     def compact_if_grown(self, records: Records, room: int = 0) -> None:
         """Rewrite a file most of which is not live, or nothing of it. A rewrite that fails costs
-        only space: the old file is complete, and keeps its room."""
+        only space while the old file is in place: it is complete, and keeps its room. Otherwise
+        the next ``append`` raises."""
         if records.live and self._size < self._weigh_at:
             return
         live = sum(len(line(r)) for r in records.compacted())
@@ -190,7 +191,8 @@ class JsonlLog(Closing):
 
     def rewrite(self, records: Records, room: int = 0) -> None:
         """Write ``records`` to a new file, with ``room`` bytes claimed behind them, or all that
-        are still claimed, and put it in the log's place."""
+        are still claimed, and put it in the log's place. When that fails with the new file in
+        place already, no record is accepted any more: a crash may bring either file back."""
         data = b"".join(map(line, records.compacted()))
         data = self._header + data if data else data
         # A pass in progress goes on with as much room as it had.
@@ -198,6 +200,8 @@ class JsonlLog(Closing):
         try:
             replace_file(self.path, data, 0o600, room)
         except OSError as error:
+            if not self._in_place():
+                self._broken = str(error)
             raise self.unwritable(error) from error
         self._size = len(data)
         self._claimed = self._size + room
@@ -217,6 +221,13 @@ class JsonlLog(Closing):
             if descriptor >= 0:
                 os.close(descriptor)
         self._file = self.lock_descriptor = -1
+
+    def _in_place(self) -> bool:
+        """Whether the open file is the one that the path names."""
+        try:
+            return os.path.samestat(os.fstat(self._file), os.lstat(self.path))
+        except OSError:
+            return False
 
     def _open_file(self) -> None:
         if self._file >= 0:

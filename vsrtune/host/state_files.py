@@ -30,7 +30,8 @@ def read_file(path: Path, most: int = MAX_SIZE) -> bytes:
 def replace_file(path: Path, data: bytes, mode: int, room: int = 0) -> None:
     """Replace ``path`` by a new file: it has the old content or the new one, also after a crash of
     the host. Only one process at a time may do this. ``room`` bytes behind the data are claimed
-    for later appends; if that fails, the old file stays."""
+    for later appends; if that fails, the old file stays. Raises OSError; if that is an error of the
+    directory, the new file may be in place already."""
     _replace(path, path.with_name(path.name + ".new"), data, mode, room, lasting=True)
 
 

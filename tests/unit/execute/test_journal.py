@@ -16,6 +16,7 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import JournalError, Lasting
 from vsrtune.execute import jsonl_log
 from vsrtune.execute.journal import Journal, read_entries
+from vsrtune.host import state_files
 from vsrtune.model.guest import ThreadKey
 from vsrtune.model.plan import Action
 from vsrtune.model.targets import (
@@ -388,6 +389,28 @@ def test_a_failed_compaction_keeps_the_old_file(
         with monkeypatch.context() as patch:
             patch.setattr(os, "replace", refuse)
             journal.drop(QUEUE, "vanished")
+        write(journal, queue(500, 50))
+    assert folded(path) == [(500, 50, "done")]
+
+
+def test_a_file_that_another_has_replaced_takes_no_more_records(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The name is the new file's, whose directory did not reach the disk. What went to the old one
+    would be lost with this process."""
+
+    def fail(_path: Path) -> None:
+        raise OSError(5, "Input/output error")
+
+    with Journal.open(path, BOOT) as journal:
+        write(journal, queue(500, 100))
+        with monkeypatch.context() as patch:
+            patch.setattr(state_files, "fsync_directory", fail)
+            journal.drop(QUEUE, "vanished")
+        with pytest.raises(JournalError, match="an earlier write failed"):
+            journal.intent(queue(500, 50))
+        assert journal.entries() == ()
+    with Journal.open(path, BOOT) as journal:
         write(journal, queue(500, 50))
     assert folded(path) == [(500, 50, "done")]
 
