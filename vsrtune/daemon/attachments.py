@@ -19,6 +19,7 @@ from vsrtune.attach.ledger import AttachLedger
 from vsrtune.attach.plan.model import AttachHostState
 from vsrtune.attach.plan.requests import Batch, batches, taken_back, wanted
 from vsrtune.attach.survey import survey
+from vsrtune.attach.sweep import Swept
 from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.retry import SaidOnce
@@ -58,33 +59,36 @@ class AttachKeeper:
             self._policies = policies
             self._settled.clear()
             self._returned.clear()
-        self._guarded(lambda switcher: self._follow(switcher, policies))
+        self._guarded(self._follow, _wait_for)
         self._said.end_of_pass()
 
     def stop(self) -> bool:
-        """Switch back what policies had switched; True when everything is back."""
-        clean: list[bool] = []
-        self._guarded(lambda switcher: clean.append(self._stop(switcher)))
-        return all(clean)
+        """Switch back what policies had switched, guests included that a pass could not switch
+        back. True when every such guest is known to be back. Log each failure, also one that a
+        pass has logged; raise none."""
+        self._said = SaidOnce()
+        self._returned.clear()
+        return self._guarded(self._stop, self._complain)
 
-    def _guarded(self, work: Callable[[Switcher], object]) -> None:
+    def _guarded(
+        self, work: Callable[[Switcher], bool], locked: Callable[[VsrtuneError], None]
+    ) -> bool:
+        """What ``work`` returns; True when there is nothing to do, False after a failure.
+        ``locked`` is called when another process holds the ledger."""
         try:
             # Check without the lock first: on most hosts there is nothing to do, and the
             # pass costs nothing.
             wanted = any(p.attachment is not None for p in self._policies or ())
             if not wanted and not read_pending(self._path):
-                return
-            try:
-                ledger = AttachLedger.open(self._path, wait=0)
-            except LockedError as error:
-                LOGGER.debug("attachments: %s", error)
-                return  # a switch is under way
-            with ledger:
+                return True
+            with AttachLedger.open(self._path, wait=0) as ledger:
                 switcher = Switcher(self._host, ledger, self._boot, patience=PATIENCE)
-                if self._tidy(switcher):
-                    work(switcher)
+                return self._tidy(switcher) and work(switcher)
+        except LockedError as error:
+            locked(error)
         except VsrtuneError as error:
             self._complain(error)
+        return False
 
     def _tidy(self, switcher: Switcher) -> bool:
         """Recover, or keep the devices; False when a switch is still unfinished."""
@@ -92,20 +96,19 @@ class AttachKeeper:
             failures = switcher.recover()
             if not failures:
                 LOGGER.warning("an interrupted switch of attachments was taken back")
+            for error in failures:
+                self._complain(error)
         else:
-            swept = switcher.sweep()
-            failures = list(swept.failed)
-            for text in swept.did:
-                LOGGER.info("%s", text)
-        for error in failures:
-            self._complain(error)
+            self._tell(switcher.sweep())
         return not switcher.unfinished()
 
-    def _follow(self, switcher: Switcher, policies: tuple[Policy, ...]) -> None:
+    def _follow(self, switcher: Switcher) -> bool:
+        """Switch guests as the policies ask; True when every switch succeeded."""
+        policies = self._policies or ()
         host = self._survey(switcher)
         back = self._due_back(switcher, host, policies)
+        clean = self._take_back(switcher, back)
         if back:
-            self._take_back(switcher, back)
             host = self._survey(switcher)
         found = batches(host, policies)
         there = set(wanted(host, policies)) - {name for b in found for name in b.guests}
@@ -121,7 +124,8 @@ class AttachKeeper:
                     )
             else:
                 self._settled |= set(batch.guests)
-                self._carry_out(switcher, batch)
+                clean &= self._carry_out(switcher, batch)
+        return clean
 
     def _stop(self, switcher: Switcher) -> bool:
         if not any(o.by_policy for o in switcher.origins()):
@@ -152,13 +156,24 @@ class AttachKeeper:
             return False
         LOGGER.info("switching %s to %s (%s)", names, batch.to, batch.reason)
         try:
-            switcher.carry_out(batch.switch)
+            self._tell(switcher.carry_out(batch.switch))
         except VsrtuneError as error:
             self._complain(error)
             return False
         LOGGER.info("%s: on %s now", names, batch.to)
         return True
 
+    def _tell(self, swept: Swept) -> None:
+        for text in swept.did:
+            LOGGER.info("%s", text)
+        for error in swept.failed:
+            self._complain(error)
+
     def _complain(self, error: VsrtuneError) -> None:
         if self._said.new(("attachment", str(error))):
             LOGGER.error("attachments: %s", error, extra=fields(error=error))
+
+
+def _wait_for(error: VsrtuneError) -> None:
+    """What a pass does when another process holds the ledger: a switch is under way."""
+    LOGGER.debug("attachments: %s", error)

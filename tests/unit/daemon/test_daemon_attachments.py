@@ -204,3 +204,66 @@ def test_a_device_that_is_gone_is_made_again(
     keeper.update(())
     host.start(a)
     assert host.problems() == []
+
+
+def errors(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.levelname == "ERROR"]
+
+
+def test_an_end_without_libvirt_is_none(
+    host: FakeAttachHost, keeper: AttachKeeper, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whether a pass has said so before or not."""
+    keeper.update(NAPI)
+    host.away_until = 1e9
+    keeper.update(NAPI)
+    caplog.clear()
+    assert not keeper.stop()
+    assert "libvirt does not answer" in " ".join(errors(caplog))
+
+
+def test_an_end_while_another_process_switches_is_none(
+    keeper: AttachKeeper, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    keeper.update(NAPI)
+    with AttachLedger.open(path):
+        assert not keeper.stop()
+    (told,) = errors(caplog)
+    assert "another switch is under way" in told
+    assert keeper.stop()
+
+
+def test_an_end_with_a_switch_unfinished_is_none(
+    host: FakeAttachHost, keeper: AttachKeeper, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    def kill(number: int) -> None:
+        if number == 4:
+            raise Killed
+
+    host.after = kill
+    with pytest.raises(Killed):
+        by_hand(host, path, FORTH)
+    host.after = lambda _number: None
+    host.away_until = 1e9
+    assert not keeper.stop()
+    assert errors(caplog)
+
+
+def test_the_end_tries_again_what_a_pass_could_not_switch_back(
+    host: FakeAttachHost, keeper: AttachKeeper, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = host.picture()
+    keeper.update(NAPI)
+
+    def fail(_number: int) -> None:
+        if host.log[-1].startswith("plug"):
+            raise RefusedError("no")
+
+    host.before = fail
+    keeper.update(NONE)
+    caplog.clear()
+    assert not keeper.stop()
+    assert errors(caplog)
+    host.before = lambda _number: None
+    assert keeper.stop()
+    assert host.picture() == before
