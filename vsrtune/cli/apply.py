@@ -41,7 +41,7 @@ from vsrtune.core.exit_codes import ExitCode
 from vsrtune.execute import executor
 from vsrtune.execute.executor import Result
 from vsrtune.execute.host_writer import LiveSysOps
-from vsrtune.execute.journal import Journal, read_entries, read_fold
+from vsrtune.execute.journal import Journal, check_free, read_entries
 from vsrtune.host.filesystem import LiveRoot, boot_id
 from vsrtune.host.state_files import MAX_SIZE
 from vsrtune.model.journal_records import Entry, undo_action, undo_order
@@ -243,20 +243,29 @@ def undo(as_json: bool, dry_run: bool, places: StatePlaces) -> int:
         return _preview_undo(places, boot, as_json)
     from vsrtune.daemon.events.changes import remove_stale
 
-    with contextlib.suppress(OSError):
-        remove_stale()
-    switched = _switch((), places, quiet=as_json)
-    snapshot = _with_libvirt_guests(places.uri)
-    carried = snapshot is not None and _carried(snapshot, places.journal, boot)
-    there = read_fold(places.journal, boot)
-    if not carried and not there.live and not there.steps:
-        if as_json:
-            _print_json(Result())
+    with ExitStack() as stack:
+        # First of all, because the daemon, if it runs, has to put everything back itself.
+        opened: Journal | None = None
+        if places.journal.exists():
+            opened = stack.enter_context(Journal.open(places.journal, boot))
         else:
-            say("Nothing to undo: no setting on this host is vsrtune's.")
-        return ExitCode.DONE if switched else ExitCode.FAILED
-
-    with Journal.open(places.journal, boot) as opened:
+            check_free(places.journal)
+        with contextlib.suppress(OSError):
+            remove_stale()
+        switched = _switch((), places, quiet=as_json)
+        if opened is not None and opened.foreign is not None:
+            raise opened.foreign
+        snapshot = _with_libvirt_guests(places.uri)
+        known = () if opened is None else opened.entries()
+        carried = snapshot is not None and bool(_carried(snapshot, known))
+        if opened is None and carried:
+            opened = stack.enter_context(Journal.open(places.journal, boot))
+        if opened is None or not (carried or known or opened.steps):
+            if as_json:
+                _print_json(Result())
+            else:
+                say("Nothing to undo: no setting on this host is vsrtune's.")
+            return ExitCode.DONE if switched else ExitCode.FAILED
         if snapshot is not None and carried:
             executor.adopt_brought(snapshot, snapshot.guests, opened)
         with patience("putting back what was changed"):
@@ -289,17 +298,17 @@ def _with_libvirt_guests(uri: str) -> Snapshot | None:
     return observe(None, uri, 0.0)
 
 
-def _carried(snapshot: Snapshot, journal: Path, boot: str) -> tuple[Entry, ...]:
-    """Entries of pins of ours that guests have brought along and the journal does not hold."""
-    known = read_entries(journal, boot)
+def _carried(snapshot: Snapshot, known: Sequence[Entry]) -> tuple[Entry, ...]:
+    """Entries of pins of ours that guests have brought along and that are not ``known``."""
     return tuple(brought_pins.entries(snapshot.guests, snapshot.host, known))
 
 
 def _preview_undo(places: StatePlaces, boot: str, as_json: bool) -> int:
     """Print what undo would restore, unless somebody else has changed it since."""
     snapshot = _with_libvirt_guests(places.uri)
-    carried = () if snapshot is None else _carried(snapshot, places.journal, boot)
-    entries = undo_order((*read_entries(places.journal, boot), *carried))
+    known = read_entries(places.journal, boot)
+    carried = () if snapshot is None else _carried(snapshot, known)
+    entries = undo_order((*known, *carried))
     actions = [undo_action(entry) for entry in entries]
     switches = attachments.preview((), places)
     if as_json:

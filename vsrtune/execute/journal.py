@@ -26,9 +26,11 @@ from vsrtune.execute.jsonl_log import (
     JsonlLog,
     LogNames,
     corrupt,
+    holder,
     is_empty,
     last_record,
     line,
+    locked,
     read_header,
     read_log,
     read_records,
@@ -261,6 +263,13 @@ class Journal(Closing):
 
     def _compact_if_grown(self) -> None:
         self._log.compact_if_grown(self._fold, self._undo_space + _SLACK)
+
+
+def check_free(path: Path) -> None:
+    """Raise LockedError when another process holds the journal, be its file there or not."""
+    process = holder(path)
+    if process:
+        raise locked(path, _NAMES, process)
 
 
 def read_fold(path: Path, boot_id: str) -> Fold:

@@ -321,6 +321,16 @@ def holder(path: Path) -> str:
     return ""
 
 
+def locked(path: Path, names: LogNames, process: str) -> LockedError:
+    """The error for a log that ``process`` holds."""
+    return LockedError(
+        names.busy.format(process=process),
+        where=str(path),
+        hint=names.wait,
+        lasting=Lasting.TRANSIENT,
+    )
+
+
 def last_record(data: bytes, kinds: Collection[str]) -> dict[str, Any]:
     """The last whole record of one of these kinds; {} when there is none."""
     for text in reversed(data.split(b"\n")[:-1]):
@@ -340,12 +350,7 @@ def _take_lock(path: Path, names: LogNames, wait: float) -> int:
                 return fd
             except BlockingIOError:
                 if time.monotonic() >= end:
-                    raise LockedError(
-                        names.busy.format(process=_holder(fd)),
-                        where=str(path),
-                        hint=names.wait,
-                        lasting=Lasting.TRANSIENT,
-                    ) from None
+                    raise locked(path, names, _holder(fd)) from None
             time.sleep(0.1)
     except BaseException:
         os.close(fd)

@@ -237,6 +237,32 @@ class TestVerifyAndUndo:
         assert run("undo") == 0
         assert run.host.snapshot == before
 
+    @pytest.mark.parametrize("file_is_there", [True, False])
+    def test_undo_beside_the_daemon_touches_nothing(
+        self, run: Cli, monkeypatch: pytest.MonkeyPatch, file_is_there: bool
+    ) -> None:
+        """Guests would be switched away from where the daemon keeps them."""
+        run.policy(GOOD)
+        run("apply")
+        tuned = run.host.snapshot
+        switched: list[object] = []
+
+        def carry_out(*asked: object) -> Iterator[object]:
+            switched.append(asked)
+            return iter(())
+
+        monkeypatch.setattr("vsrtune.cli.apply.attachments.carry_out", carry_out)
+        with Journal.open(run.journal, samples.BOOT):
+            if not file_is_there:
+                run.journal.rename(run.journal.with_name("moved away"))
+                monkeypatch.setattr("vsrtune.cli.apply.check_written", lambda *_: None)
+            assert run("undo") == 1
+        assert "systemctl stop vsrtune" in run.err
+        assert (switched, run.host.snapshot) == ([], tuned)
+        if file_is_there:
+            assert run("undo") == 0
+            assert len(switched) == 1
+
     def test_undo_as_json(self, run: Cli) -> None:
         Journal.open(run.journal, samples.BOOT).close()
         assert run("undo", "--json") == 0
