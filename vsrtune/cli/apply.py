@@ -7,13 +7,14 @@ import contextlib
 import select
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, TextIO
 
 import click
 
+from vsrtune.attach.errors import SwitchError
 from vsrtune.cli import attachments
 from vsrtune.cli.options import (
     JOURNAL,
@@ -37,6 +38,7 @@ from vsrtune.cli.plan import plan
 from vsrtune.cli.render import complain, patience, print_json, say, show
 from vsrtune.cli.trial import guardian
 from vsrtune.cli.trial.guardian import TrialGuard
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.execute import executor
 from vsrtune.execute.executor import Result
@@ -235,7 +237,7 @@ def undo(as_json: bool, dry_run: bool, places: StatePlaces) -> int:
 
     \b
     Exit codes: 0 all is back, 1 something could not be put back, 4 the host could not be
-    read, or the journal that is named does not exist.
+    read (what the journal holds is back), or the journal that is named does not exist.
     """
     check_written(places.journal, JOURNAL)
     boot = boot_id()
@@ -252,22 +254,26 @@ def undo(as_json: bool, dry_run: bool, places: StatePlaces) -> int:
             check_free(places.journal)
         with contextlib.suppress(OSError):
             remove_stale()
-        switched = _switch((), places, quiet=as_json)
+        # Nothing that fails here keeps what the journal holds from being put back.
+        codes: list[ExitCode] = []
+        with _noted("guests may still be on the attachment of a policy", codes):
+            if not _switch((), places, quiet=as_json):
+                codes.append(ExitCode.FAILED)
         if opened is not None and opened.foreign is not None:
             raise opened.foreign
-        snapshot = _with_libvirt_guests(places.uri)
-        known = () if opened is None else opened.entries()
-        carried = snapshot is not None and bool(_carried(snapshot, known))
-        if opened is None and carried:
-            opened = stack.enter_context(Journal.open(places.journal, boot))
-        if opened is None or not (carried or known or opened.steps):
+        with _noted("pins that guests have brought along may stay", codes):
+            snapshot = _with_libvirt_guests(places.uri)
+            known = () if opened is None else opened.entries()
+            if snapshot is not None and _carried(snapshot, known):
+                if opened is None:
+                    opened = stack.enter_context(Journal.open(places.journal, boot))
+                executor.adopt_brought(snapshot, snapshot.guests, opened)
+        if opened is None or not (opened.entries() or opened.steps):
             if as_json:
                 _print_json(Result())
-            else:
+            elif not codes:
                 say("Nothing to undo: no setting on this host is vsrtune's.")
-            return ExitCode.DONE if switched else ExitCode.FAILED
-        if snapshot is not None and carried:
-            executor.adopt_brought(snapshot, snapshot.guests, opened)
+            return min(codes, default=ExitCode.DONE)
         with patience("putting back what was changed"):
             result = executor.undo(_writer(places, opened), opened)
     if as_json:
@@ -275,7 +281,29 @@ def undo(as_json: bool, dry_run: bool, places: StatePlaces) -> int:
     else:
         _say(result, "restored")
         say(f"{len(result.done)} settings restored.")
-    return ExitCode.FAILED if result.failed or not switched else ExitCode.DONE
+    if result.failed:
+        codes.append(ExitCode.FAILED)
+    return min(codes, default=ExitCode.DONE)
+
+
+@contextlib.contextmanager
+def _noted(what: str, codes: list[ExitCode]) -> Iterator[None]:
+    """Print any error of the block as the reason for ``what``, and add its exit code. Only an
+    interrupt is raised."""
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, SwitchError) and error.interrupted:
+            raise
+        known = error if isinstance(error, VsrtuneError) else VsrtuneError(repr(error))
+        codes.append(known.exit_code)
+        complain(
+            VsrtuneError(
+                f"{what}: {known}",
+                hint="what the journal holds is put back even so; run `vsrtune undo` again once "
+                "that is solved",
+            )
+        )
 
 
 def _switch(policies: Sequence[Policy], places: StatePlaces, *, quiet: bool = False) -> bool:

@@ -171,8 +171,20 @@ class Daemon:
 
     def run(self) -> ExitCode:
         """Run until asked to stop. Return DONE, FAILED when something could not be undone,
-        or HANDED_OVER."""
+        or HANDED_OVER. An error that is no VsrtuneError is raised, and the host stays tuned for
+        the next daemon, which systemd starts; after a stop was requested no daemon follows, so
+        this one puts the host back first."""
         self._reconciler.recover()
+        try:
+            self._work()
+        except Exception:
+            if not self._stop_requested:
+                raise
+            LOGGER.exception("a pass failed while the daemon was told to stop; it stops")
+        return self._end()
+
+    def _work(self) -> None:
+        """Run passes until asked to stop."""
         self._pass(FULL)
         self._notifier.ready()
         LOGGER.info("ready: %s", self._status())
@@ -188,7 +200,6 @@ class Daemon:
                 self._follow_files()
             else:
                 self._pass(scope)
-        return self._end()
 
     def _pass(self, scope: Scope) -> None:
         """Run one pass over ``scope`` and over what events marked dirty."""
@@ -355,11 +366,22 @@ class Daemon:
             self._reconciler.forget_steps()
             return ExitCode.DONE
         LOGGER.info("stopping: putting the host back")
-        clean = self._attachments.stop() if self._attachments is not None else True
+        clean = self._switched_back()
         clean = self._reconciler.stop() and clean
         if not clean:
             LOGGER.error("not everything could be put back; `vsrtune undo` tries again")
         return ExitCode.DONE if clean else ExitCode.FAILED
+
+    def _switched_back(self) -> bool:
+        """Switch guests back; True when all are. Log any error: the settings come back too."""
+        try:
+            return self._attachments is None or self._attachments.stop()
+        except Exception:
+            LOGGER.exception(
+                "guests may still be on the attachment of a policy; the settings are put back "
+                "even so, and `vsrtune undo` tries the guests again"
+            )
+            return False
 
 
 class Wakeup:

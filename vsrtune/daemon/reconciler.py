@@ -200,8 +200,13 @@ class Reconciler:
         try:
             snapshot = self._observer.observe()
             executor.adopt_brought(snapshot, snapshot.guests, self._journal)
-        except VsrtuneError as error:
-            LOGGER.warning("guests that have just come were not observed: %s", error)
+        except Exception as error:  # whatever it is, what the journal holds has to be put back
+            LOGGER.warning(
+                "guests that have just come were not observed, and keep the pins that they have "
+                "brought along: %s; `vsrtune undo` restores them",
+                error if isinstance(error, VsrtuneError) else repr(error),
+                exc_info=not isinstance(error, VsrtuneError),
+            )
         result = executor.undo(self._ops, self._journal)
         self._results.log(result, "put back")
         return not result.failed

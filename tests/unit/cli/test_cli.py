@@ -20,7 +20,7 @@ from memory_cli import Cli
 from vsrtune.cli import main, options
 from vsrtune.cli.trial import guardian
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.core.errors import VsrtuneError, WriteError
+from vsrtune.core.errors import ObserveError, VsrtuneError, WriteError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.execute.journal import Journal
 from vsrtune.host.filesystem import boot_id
@@ -262,6 +262,28 @@ class TestVerifyAndUndo:
         if file_is_there:
             assert run("undo") == 0
             assert len(switched) == 1
+
+    @pytest.mark.parametrize(
+        ("error", "code"),
+        [(ObserveError("no CPU could be read"), ExitCode.UNREAD), (KeyError("uuid"), 1)],
+    )
+    @pytest.mark.parametrize("where", ["_with_libvirt_guests", "_switch"])
+    def test_undo_goes_on_whatever_reading_the_host_raises(
+        self, run: Cli, monkeypatch: pytest.MonkeyPatch, where: str, error: Exception, code: int
+    ) -> None:
+        run.policy(GOOD)
+        before = run.host.snapshot
+        run("apply")
+
+        def fail(*_: object, **__: object) -> None:
+            raise error
+
+        monkeypatch.setattr(f"vsrtune.cli.apply.{where}", fail)
+        assert run("undo") == code
+        assert run.host.snapshot == before
+        assert "settings restored." in run.out
+        assert str(error) in run.err
+        assert "run `vsrtune undo` again" in run.err
 
     def test_undo_as_json(self, run: Cli) -> None:
         Journal.open(run.journal, samples.BOOT).close()

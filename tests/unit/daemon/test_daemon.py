@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import shell_samples as samples
@@ -16,7 +17,7 @@ from fake_host import FakeHost
 from shell_samples import POLICY
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.core.errors import Lasting, PolicyError, WriteError
+from vsrtune.core.errors import Lasting, ObserveError, PolicyError, WriteError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.daemon.events.changes import Change
 from vsrtune.daemon.loop import Daemon, Timing
@@ -866,3 +867,65 @@ def test_stop_that_cannot_restore_says_so(host: FakeHost, journal: Journal) -> N
     host.fail["thread-sched"] = WriteError("not permitted")
     assert daemon.stop() == 1
     assert journal.entries()
+
+
+@pytest.mark.parametrize("error", [ObserveError("no answer"), KeyError("machine-qemu")])
+def test_stop_puts_back_what_the_journal_holds_whatever_observing_raises(
+    host: FakeHost, journal: Journal, caplog: pytest.LogCaptureFixture, error: Exception
+) -> None:
+    passes = Reconciler(host, host, journal, policies())
+    passes.run()
+    host.fail_observe = error
+    assert passes.stop()
+    assert host.snapshot == samples.snapshot()
+    (told,) = [r.getMessage() for r in caplog.records if "not observed" in r.getMessage()]
+    assert str(error) in told
+    assert "`vsrtune undo`" in told
+
+
+class BrokenKeeper:
+    """An AttachKeeper with a defect."""
+
+    def update(self, policies: tuple[Policy, ...]) -> None:
+        """Nothing is asked for."""
+
+    def stop(self) -> bool:
+        raise KeyError("uuid")
+
+
+def test_a_defect_in_switching_back_keeps_no_setting_from_coming_back(
+    host: FakeHost, journal: Journal
+) -> None:
+    reconciler = Reconciler(host, host, journal, policies())
+    keeper: Any = BrokenKeeper()
+    daemon = Daemon(reconciler, policies, FakeNotifier(), attachments=keeper, timing=QUICK)
+    reconciler.run()
+    daemon.ask_stop()
+    assert daemon.run() == ExitCode.FAILED
+    assert host.snapshot == samples.snapshot()
+
+
+@pytest.mark.parametrize("told_to_stop", [True, False])
+def test_a_defect_in_a_pass_ends_the_daemon_and_a_stop_restores_even_so(
+    host: FakeHost, journal: Journal, monkeypatch: pytest.MonkeyPatch, told_to_stop: bool
+) -> None:
+    """systemd starts the daemon again unless it was told to stop; nobody would undo then."""
+    reconciler = Reconciler(host, host, journal, policies())
+    reconciler.run()
+    tuned = host.snapshot
+    daemon = Daemon(reconciler, policies, FakeNotifier(), timing=QUICK)
+
+    def run(_scope: Scope) -> bool:
+        if told_to_stop:
+            daemon.ask_stop()
+        raise KeyError("uuid")
+
+    monkeypatch.setattr(reconciler, "run", run)
+    if told_to_stop:
+        assert daemon.run() == ExitCode.DONE
+        assert host.snapshot == samples.snapshot()
+    else:
+        with pytest.raises(KeyError):
+            daemon.run()
+        assert host.snapshot == tuned
+        assert journal.entries()

@@ -27,7 +27,7 @@ class FakeHost:
         self.snapshot: Snapshot = samples.snapshot(*guests)
         self.dirs: set[str] = set()
         self.fail: dict[str, VsrtuneError] = {}
-        self.fail_observe: VsrtuneError | None = None
+        self.fail_observe: Exception | None = None
         self.written: list[tuple[Target, Value]] = []
         self.traces: list[float] = []
 
