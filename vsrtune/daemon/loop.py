@@ -85,7 +85,8 @@ class Daemon:
         self._clock = clock
         self._wake = Wakeup()
         self._stop_requested = False
-        self._handover = False
+        # Whether the host is to be put back; otherwise the stop is a handover.
+        self._restore = False
         self._reload_requested = False
         self._files_changed = False
         # Other threads append, the loop empties: deque does both atomically.
@@ -140,15 +141,16 @@ class Daemon:
         self._wake.set()
 
     def ask_stop(self, _signal: int = 0, _frame: FrameType | None = None) -> None:
-        """Stop after the current pass; also the handler of SIGTERM and SIGINT."""
-        self._stop_requested = True
+        """Stop after the current pass, and put the host back; also the handler of SIGTERM and
+        SIGINT. A handover that is asked for before or after changes nothing about that."""
+        self._restore = self._stop_requested = True
         self._wake.set()
 
     def ask_handover(self, _signal: int = 0, _frame: FrameType | None = None) -> None:
         """Stop, and leave the host and the journal to the next daemon; also the handler of
         SIGUSR2, which an upgrade of the package sends."""
-        self._handover = True
-        self.ask_stop()
+        self._stop_requested = True
+        self._wake.set()
 
     def ask_reload(self, _signal: int = 0, _frame: FrameType | None = None) -> None:
         """Read the policies again; also the handler of SIGHUP."""
@@ -357,7 +359,7 @@ class Daemon:
 
     def _end(self) -> ExitCode:
         self._notifier.stopping()
-        if self._handover:
+        if not self._restore:
             LOGGER.info("handing over: the host stays tuned for the next daemon")
             return ExitCode.HANDED_OVER
         if self._keep:

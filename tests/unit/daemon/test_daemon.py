@@ -816,6 +816,20 @@ def test_handing_over_leaves_the_guests_tuned_and_the_next_one_restores(
     assert host.snapshot == samples.snapshot()
 
 
+@pytest.mark.parametrize("asked", [("stop", "handover"), ("handover", "stop")])
+def test_a_stop_overrules_a_handover_of_the_same_pass(
+    host: FakeHost, journal: Journal, asked: tuple[str, ...]
+) -> None:
+    daemon = Daemon(
+        Reconciler(host, host, journal, policies()), policies, FakeNotifier(), timing=QUICK
+    )
+    for ask in asked:
+        getattr(daemon, f"ask_{ask}")()
+    assert daemon.run() == ExitCode.DONE
+    assert host.snapshot == samples.snapshot()
+    assert host.writes > 0
+
+
 @pytest.mark.parametrize("text", [samples.POLICY, "guest: vr1\ncpus: 7\n", "guest: [\n"])
 def test_reading_policies_leaves_nothing_to_collect(
     host: FakeHost, journal: Journal, tmp_path: Path, text: str
