@@ -189,9 +189,15 @@ def daemon(
             return qemu_filter(reconciler.policies, opened.guests())
 
         observer = live_observer(uri, wanted, notifier.ping)
+        ops = LiveSysOps(
+            libvirt_uri=uri,
+            budgets_end=opened.budgets_end,
+            original=opened.original,
+            pulse=notifier.ping,
+        )
         reconciler = Reconciler(
             observer,
-            LiveSysOps(libvirt_uri=uri, budgets_end=opened.budgets_end, original=opened.original),
+            ops,
             opened,
             policies,
             trace=trace_seconds,

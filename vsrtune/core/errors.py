@@ -82,6 +82,14 @@ class BusyError(WriteError):
     """libvirt runs a job on the guest and accepts no pins until the job ends."""
 
 
+class LateError(BusyError):
+    """libvirt kept a pin waiting, and gave up after half a minute."""
+
+
+class UntriedError(BusyError):
+    """A pin was not tried, because libvirt has kept the pin of another guest waiting."""
+
+
 class VanishedError(WriteError):
     """The thread, device or guest is gone: a normal event while tuning."""
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
-from vsrtune.core.errors import VanishedError, VsrtuneError
+from vsrtune.core.errors import UntriedError, VanishedError, VsrtuneError
 from vsrtune.core.retry import Backoff, SaidOnce
 from vsrtune.daemon.drift_tracker import DriftWatch, waiting
 from vsrtune.daemon.load_tracker import LoadKeeper
@@ -96,6 +96,11 @@ class Reconciler:
         # Guests on which a reload overrules what was set by hand, until a pass has done so. A pin
         # that an operator sets after that pass is held again.
         self._overruled: frozenset[str] = frozenset()
+        # Guests that were not tried because libvirt kept the pin of another one waiting, and guests
+        # that failed meanwhile. While one of the former is due, the latter wait: otherwise each
+        # retry would wait for the same guest first, and never reach the others.
+        self._untried: frozenset[str] = frozenset()
+        self._late: frozenset[str] = frozenset()
         # Changes that this pass planned and has not made.
         self._unmade: tuple[Unmade, ...] = ()
         self.policies = policies
@@ -375,6 +380,8 @@ class Reconciler:
         self._backoff.refreshed(observed.covers, signatures)
         now = self._clock()
         waiting = {g for g, s in signatures.items() if self._backoff.blocked(g, s, now)}
+        if self._untried & (signatures.keys() - waiting):
+            waiting |= self._late & signatures.keys()
         due = tuple(a for a in plan.actions if a.target.guest not in waiting)
         pending = {guest: len(signatures[guest]) for guest in waiting}
         self._pulse()
@@ -389,6 +396,7 @@ class Reconciler:
         errors: dict[str, list[VsrtuneError]] = {}
         for action, error in result.failed:
             errors.setdefault(action.target.guest, []).append(error)
+        self._note_untried(signatures.keys() - waiting, errors)
         done = {(a.target, a.after) for a in result.done}
         for guest in {a.target.guest for a in due}:
             if guest in errors:
@@ -400,6 +408,16 @@ class Reconciler:
                 self._succeeded(guest)
         self._count(write_errors=len(result.failed))
         return result.done, pending
+
+    def _note_untried(
+        self, tried: Collection[str], errors: Mapping[str, list[VsrtuneError]]
+    ) -> None:
+        """Note whom an attempt on the guests ``tried`` did not reach."""
+        untried = {
+            g for g, found in errors.items() if any(isinstance(e, UntriedError) for e in found)
+        }
+        self._untried = self._untried.difference(tried) | untried
+        self._late = self._late | (errors.keys() - untried) if self._untried else frozenset()
 
     def _note_overruled(self, observed: SnapshotSlice) -> None:
         """Keep the guests on which the plan could not overrule what was set by hand: libvirt is

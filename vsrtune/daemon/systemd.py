@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What the daemon tells systemd: READY, RELOADING, STOPPING, WATCHDOG, STATUS (sd_notify(3)), and
-its log: structured journald fields under systemd, plain lines on stderr elsewhere.
+"""What the daemon tells systemd: READY, RELOADING, STOPPING, WATCHDOG, EXTEND_TIMEOUT_USEC, STATUS
+(sd_notify(3)), and its log: structured journald fields under systemd, plain lines on stderr
+elsewhere.
 
 Names in a message come from others, so they pass through ``printable``: a record is one
 line, followed only by the indented lines of a traceback.
@@ -88,8 +89,11 @@ class Notifier:
 
         self._notify = daemon.notify if daemon else _to_nobody
         self.watchdog_seconds = watchdog_from(os.environ, os.getpid())
+        # While it starts or stops.
+        self._limited = True
 
     def ready(self) -> None:
+        self._limited = False
         self._notify("READY=1")
 
     def reloading(self) -> None:
@@ -99,13 +103,19 @@ class Notifier:
         self._notify(f"RELOADING=1\nMONOTONIC_USEC={usec}")
 
     def stopping(self) -> None:
+        self._limited = True
         self._notify("STOPPING=1")
 
     def status(self, text: str) -> None:
         self._notify("STATUS=" + printable(" ".join(text.split())))
 
     def ping(self) -> None:
-        self._notify("WATCHDOG=1")
+        """Tell that the daemon moves on. While it starts or stops, systemd then waits for it at
+        least until the watchdog would bite: a tuned host is not left half undone."""
+        text = "WATCHDOG=1"
+        if self._limited and self.watchdog_seconds is not None:
+            text += f"\nEXTEND_TIMEOUT_USEC={self.watchdog_seconds * 1e6:.0f}"
+        self._notify(text)
 
 
 def _to_nobody(_: str) -> None:

@@ -40,7 +40,6 @@ from dataclasses import dataclass, field, fields, replace
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import (
-    BusyError,
     FixedError,
     Lasting,
     PendingError,
@@ -52,7 +51,8 @@ from vsrtune.core.errors import (
 from vsrtune.execute.comparison import between, cut, exactly, still_applied
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
-from vsrtune.model.guest import Guest, Sched, SchedClass
+from vsrtune.execute.waits import check, check_busy
+from vsrtune.model.guest import Guest
 from vsrtune.model.journal_records import Entry, same_setting, undo_action, undo_order
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.snapshot import Snapshot
@@ -60,8 +60,6 @@ from vsrtune.model.targets import (
     HOST_REF,
     CgroupDir,
     CpusetFile,
-    EmulatorPin,
-    Partition,
     Pin,
     RrTimeslice,
     Target,
@@ -69,7 +67,6 @@ from vsrtune.model.targets import (
     ThreadCgroup,
     ThreadSched,
     Value,
-    VcpuPin,
 )
 from vsrtune.plan.brought_pins import REASON, entries
 
@@ -149,6 +146,7 @@ def apply(plan: Plan, ops: LiveSysOps, journal: Journal) -> Result:
             tally.skipped.append(action)
             continue
         try:
+            check_busy(target, tally.failed)
             tally.left += _finish_interrupted(target, ops, journal)
             now = ops.read(target)
             changed = bool(done) or own in released or isinstance(target, CgroupDir)
@@ -575,66 +573,3 @@ def adopt_brought(
     for entry in new:
         journal.adopt(entry)
     return frozenset(e.target for e in (*known, *new) if e.reason == REASON)
-
-
-# Inverse actions that failed.
-Failed = Iterable[tuple[Action, VsrtuneError]]
-
-
-def check(target: Target, failed: Failed) -> None:
-    """Raise WriteError when the target has to wait for one of ``failed``, BusyError when libvirt
-    would only keep it waiting (``check_busy``)."""
-    failed = tuple(failed)
-    obstacle = _blocked(target, failed)
-    if obstacle is not None:
-        raise WriteError(
-            f"waits for {obstacle}, which could not be put back",
-            where=str(target),
-            hint="undo again once that is solved",
-            lasting=Lasting.TRANSIENT,
-        )
-    check_busy(target, failed)
-
-
-def check_busy(target: Target, failed: Failed) -> None:
-    """Raise BusyError for a pin of a guest if libvirt was busy at another of its pins a moment
-    ago. That pin may have waited for half a minute, and so would each of the others: longer than
-    systemd waits for a daemon that stops."""
-    if not isinstance(target, VcpuPin | EmulatorPin):
-        return
-    for action, error in failed:
-        if isinstance(error, BusyError) and action.target.guest == target.guest:
-            raise BusyError(
-                f"waits for {action.target}, for which libvirt was busy",
-                where=str(target),
-                hint="tried again with it",
-                lasting=Lasting.TRANSIENT,
-            )
-
-
-def _blocked(target: Target, failed: Failed) -> Target | None:
-    """The failed target of its guest for which ``target`` has to wait: a worker goes back into
-    the emulator's cgroup only after that is wide again, and a cgroup is removed only after its
-    threads have left."""
-    for action, _ in failed:
-        other = action.target
-        if other.guest != target.guest:
-            continue
-        if isinstance(target, ThreadCgroup) and isinstance(other, EmulatorPin):
-            return other
-        # A thread that is still DEADLINE keeps its root domain.
-        left = action.before
-        still = isinstance(left, Sched) and left.cls is SchedClass.DEADLINE
-        if (
-            still
-            and isinstance(other, ThreadSched)
-            and isinstance(target, ThreadCgroup | ThreadAffinity | VcpuPin | CpusetFile | Partition)
-        ):
-            return other
-        if (
-            isinstance(target, CgroupDir)
-            and isinstance(other, ThreadCgroup)
-            and target.path in (action.before, action.after)
-        ):
-            return other
-    return None

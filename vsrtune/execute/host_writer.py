@@ -161,7 +161,8 @@ class LiveSysOps:
 
     No root domain is changed before ``budgets_end`` (``Journal.budgets_end``). ``original`` gives
     the value that undo restores for a target (``Journal.original``); that of a pin is noted in
-    the guest's domain (``carried``).
+    the guest's domain (``carried``). ``pulse`` is called ahead of each write, which may take half
+    a minute, to show that the work moves on.
     """
 
     def __init__(
@@ -171,8 +172,10 @@ class LiveSysOps:
         calls: LiveCalls | None = None,
         budgets_end: float = 0.0,
         original: Callable[[Target], Value | None] = lambda _target: None,
+        pulse: Callable[[], None] = lambda: None,
     ) -> None:
         self._original = original
+        self._pulse = pulse
         self._root = root if root is not None else LiveRoot()
         self._calls = calls if calls is not None else LiveCalls(libvirt_uri)
         self._cgroups = Cgroups(self._root, self._calls)
@@ -201,6 +204,7 @@ class LiveSysOps:
 
     def write(self, target: Target, value: Value) -> None:
         """Set the value. Raises VanishedError or WriteError."""
+        self._pulse()
         with self._translated(target):
             self._write(target, value)
 

@@ -12,7 +12,8 @@ meanwhile. Both calls are idempotent, so the second try is safe.
 libvirtd has to answer a call within a time limit before each pin, so a silent libvirtd does not
 keep the pin waiting. libvirt keeps a pin waiting for up to 30 s while it has a job on the domain
 that takes no changes: a live migration, a snapshot with memory, a dump. The domain runs meanwhile,
-so its state does not show the job. Each pin therefore asks libvirt for such a job first.
+so its state does not show the job. Each pin therefore asks libvirt for such a job first. Where
+even that waits, because a client holds the job, it ends in LateError.
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.core.errors import BusyError, Lasting, VanishedError, VsrtuneError, WriteError
+from vsrtune.core.errors import (
+    BusyError,
+    Lasting,
+    LateError,
+    VanishedError,
+    VsrtuneError,
+    WriteError,
+)
 from vsrtune.host.libvirt import Connection, library, vanished
 from vsrtune.host.scheduler import sched_setattr
 from vsrtune.model import domain_xml
@@ -33,7 +41,8 @@ _LATER = "tried again at the next pass"
 
 class LibvirtPins:
     """Sets pins; holds one connection. Raises VanishedError when the domain is gone or not
-    running, BusyError when libvirt takes no pins for it now, otherwise WriteError."""
+    running, BusyError when libvirt takes no pins for it now (LateError when libvirt said so after
+    half a minute), otherwise WriteError."""
 
     def __init__(self, uri: str = "qemu:///system") -> None:
         self._kept = Connection(uri, WriteError)
@@ -157,7 +166,8 @@ def _translate(error: Any, where: str, domain: Any) -> WriteError:
     if vanished(error, domain):
         return VanishedError(f"the domain is gone or not running: {error}", where=where)
     if code in (libvirt.VIR_ERR_OPERATION_TIMEOUT, libvirt.VIR_ERR_AGENT_UNRESPONSIVE):
-        return BusyError(
+        late = code == libvirt.VIR_ERR_OPERATION_TIMEOUT
+        return (LateError if late else BusyError)(
             f"libvirt is busy with the domain: {error}",
             where=where,
             hint=_LATER,

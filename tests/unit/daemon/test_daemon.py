@@ -17,7 +17,7 @@ from fake_host import FakeHost
 from shell_samples import POLICY
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.core.errors import Lasting, ObserveError, PolicyError, WriteError
+from vsrtune.core.errors import Lasting, LateError, ObserveError, PolicyError, WriteError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.daemon.events.changes import Change
 from vsrtune.daemon.loop import Daemon, Timing
@@ -470,6 +470,33 @@ class TestPass:
         host.write = write  # type: ignore[method-assign]
         passes.run()
         assert {g.ref: g.tuned for g in passes.state.guests} == {"vr1": False, "vr2": True}
+
+    def test_a_guest_that_libvirt_keeps_waiting_takes_nobodys_turn(
+        self, host: FakeHost, passes: Reconciler, clock: Clock
+    ) -> None:
+        """A pass waits once, and every retry would otherwise wait for the same guest first."""
+        host.start(samples.guest("vr2", pid=200))
+        real = host.write
+        waited: list[str] = []
+
+        def write(target, value):  # type: ignore[no-untyped-def]
+            if target.guest == "vr1" and target.kind == "vcpu-pin":
+                waited.append(target.guest)
+                raise LateError("cannot acquire state change lock", lasting=Lasting.TRANSIENT)
+            real(target, value)
+
+        def tuned() -> list[str]:
+            return [g.ref for g in passes.state.guests if g.tuned]
+
+        host.write = write  # type: ignore[method-assign]
+        passes.run()
+        assert (tuned(), len(waited)) == ([], 1)
+        assert passes.next_try() == 1
+        clock.now += 1
+        passes.run()
+        assert (tuned(), len(waited)) == (["vr2"], 1)
+        passes.run()
+        assert (tuned(), len(waited)) == (["vr2"], 2)
 
     def test_failing_observation_is_counted_and_survived(
         self, host: FakeHost, passes: Reconciler, caplog: pytest.LogCaptureFixture

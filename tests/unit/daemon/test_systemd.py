@@ -40,6 +40,24 @@ def test_systemd_receives_every_state(
     assert heard[3:] == ["STOPPING=1", "STATUS=2 guests tuned, 1 drift"]
 
 
+def test_a_ping_asks_for_time_while_the_daemon_starts_or_stops(
+    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("systemd.daemon")
+    monkeypatch.setenv("WATCHDOG_USEC", "60000000")
+    monkeypatch.delenv("WATCHDOG_PID", raising=False)
+    notifier = systemd.Notifier()
+    heard = []
+    for before in (None, notifier.ready, notifier.reloading, notifier.stopping):
+        if before is not None:
+            before()
+            listener.recv(4096)
+        notifier.ping()
+        heard.append(listener.recv(4096).decode())
+    more = "WATCHDOG=1\nEXTEND_TIMEOUT_USEC=60000000"
+    assert heard == [more, "WATCHDOG=1", "WATCHDOG=1", more]
+
+
 def test_without_the_binding_the_error_says_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

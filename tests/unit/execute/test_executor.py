@@ -24,8 +24,9 @@ from fake_kernel import (
 )
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.core.errors import BusyError, Lasting, StaleError
+from vsrtune.core.errors import BusyError, Lasting, LateError, StaleError, UntriedError
 from vsrtune.execute.executor import apply, recover, undo
+from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
 from vsrtune.model.guest import Sched, SchedClass
 from vsrtune.model.plan import Action, Plan
@@ -191,6 +192,75 @@ def test_undo_asks_a_busy_libvirt_for_one_pin_of_a_guest_only(
     host.ahead = lambda _what: None
     assert undo(host.ops(), journal).failed == ()
     assert host.visible() == before
+
+
+def two_guests(host: FakeKernel) -> tuple[list[Target], Plan]:
+    """A pin of each of two guests, and a plan for both and a third, which needs no libvirt."""
+    pins: list[Target] = [
+        VcpuPin("vr1", UUID, 0, key(host, 1010)),
+        VcpuPin("vr2", UUID, 1, key(host, 1011)),
+    ]
+    pinned = [Action(t, host.ops().read(t), Pin(CpuSet([1]), "1"), "policy") for t in pins]
+    return pins, Plan((*pinned, Action(TxQueueLen("vr3", "macvtap0", 7), 500, 100, "policy")))
+
+
+def late_with_pins(host: FakeKernel) -> list[str]:
+    """From now on a pin ends after half a minute without any success; each is noted."""
+    asked: list[str] = []
+
+    def wait(what: str) -> None:
+        if what.startswith("libvirt cpuset"):
+            asked.append(what)
+            raise LateError("cannot acquire state change lock", lasting=Lasting.TRANSIENT)
+
+    host.ahead = wait
+    return asked
+
+
+def test_a_pass_waits_for_libvirt_once(host: FakeKernel, journal: Journal) -> None:
+    """Two waits are all the time that the watchdog gives, and four what systemd gives a start."""
+    pins, plan = two_guests(host)
+    asked = late_with_pins(host)
+    result = apply(plan, host.ops(), journal)
+    assert len(asked) == 1
+    assert [(a.target, type(e)) for a, e in result.failed] == [
+        (pins[0], LateError),
+        (pins[1], UntriedError),
+    ]
+    assert "virsh domjobinfo vr1" in result.failed[1][1].hint
+    assert [a.target.guest for a in result.done] == ["vr3"]
+    host.ahead = lambda _what: None
+    again = tuple(a for a in plan.actions if a.target in pins)
+    assert apply(Plan(again), host.ops(), journal).failed == ()
+
+
+def test_an_undo_waits_for_libvirt_once_and_restores_what_needs_none(
+    host: FakeKernel, journal: Journal
+) -> None:
+    before = host.visible()
+    pins, plan = two_guests(host)
+    apply(plan, host.ops(), journal)
+    asked = late_with_pins(host)
+    result = undo(host.ops(), journal)
+    assert len(asked) == 1
+    assert [(a.target, type(e)) for a, e in result.failed] == [
+        (pins[1], LateError),
+        (pins[0], UntriedError),
+    ]
+    assert [a.target.guest for a in result.done] == ["vr3"]
+    assert {e.target for e in journal.entries()} == set(pins)
+    host.ahead = lambda _what: None
+    assert undo(host.ops(), journal).failed == ()
+    assert host.visible() == before
+
+
+def test_each_write_is_a_sign_of_life(host: FakeKernel, journal: Journal) -> None:
+    pulses: list[str] = []
+    ops = LiveSysOps(root=host, calls=host, pulse=lambda: pulses.append(""))
+    result = apply(make_plan(host), ops, journal)
+    assert len(pulses) >= len(result.done)
+    pulses.clear()
+    assert len(undo(ops, journal).done) <= len(pulses)
 
 
 def test_a_guest_with_which_libvirt_becomes_busy_half_way_is_put_back_later(

@@ -13,7 +13,7 @@ import pytest
 from fake_kernel import KERNELS, LIBVIRT, OURS, UUID, FakeKernel, key, make_host
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.core.errors import BusyError, Lasting, VanishedError, WriteError
+from vsrtune.core.errors import BusyError, Lasting, LateError, VanishedError, WriteError
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.syscalls import LibvirtPins
 from vsrtune.host.libvirt import Patience
@@ -471,7 +471,7 @@ def test_a_domain_whose_job_cannot_even_be_asked_for_is_not_waited_for_twice(
         raise late
 
     monkeypatch.setattr(libvirt.virDomain, "jobStats", wait)
-    with pytest.raises(BusyError, match="state change lock"):
+    with pytest.raises(LateError, match="state change lock"):
         LibvirtPins("test:///default").pin(domain.UUIDString(), None, ONE)
     assert domain.emulatorPinInfo() == before
     connection.close()

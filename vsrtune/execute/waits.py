@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""What an action has to wait for: another one that failed, or libvirt.
+
+libvirt keeps a pin waiting for half a minute while somebody holds the domain's job. Every pin of
+every guest may then wait as long, and systemd waits 60 s for a sign of life, and 120 s for a
+daemon that starts or stops. The executor therefore waits once: afterwards no pin is tried any
+more in the same pass or undo.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from vsrtune.core.errors import (
+    BusyError,
+    Lasting,
+    LateError,
+    UntriedError,
+    VsrtuneError,
+    WriteError,
+)
+from vsrtune.model.guest import Sched, SchedClass
+from vsrtune.model.plan import Action
+from vsrtune.model.targets import (
+    CgroupDir,
+    CpusetFile,
+    EmulatorPin,
+    Partition,
+    Target,
+    ThreadAffinity,
+    ThreadCgroup,
+    ThreadSched,
+    VcpuPin,
+)
+
+# Inverse actions that failed.
+Failed = Iterable[tuple[Action, VsrtuneError]]
+
+
+def check(target: Target, failed: Failed) -> None:
+    """Raise WriteError when the target has to wait for one of ``failed``, BusyError when libvirt
+    would only keep it waiting (``check_busy``)."""
+    failed = tuple(failed)
+    obstacle = _blocked(target, failed)
+    if obstacle is not None:
+        raise WriteError(
+            f"waits for {obstacle}, which could not be put back",
+            where=str(target),
+            hint="undo again once that is solved",
+            lasting=Lasting.TRANSIENT,
+        )
+    check_busy(target, failed)
+
+
+def check_busy(target: Target, failed: Failed) -> None:
+    """Raise BusyError for a pin of a guest if libvirt was busy at another of its pins a moment
+    ago, UntriedError if libvirt kept the pin of another guest waiting."""
+    if not isinstance(target, VcpuPin | EmulatorPin):
+        return
+    for action, error in failed:
+        if _is(error, BusyError) and action.target.guest == target.guest:
+            raise BusyError(
+                f"waits for {action.target}, for which libvirt was busy",
+                where=str(target),
+                hint="tried again with it",
+                lasting=Lasting.TRANSIENT,
+            )
+        if _is(error, LateError):
+            raise UntriedError(
+                f"not tried, because libvirt has kept {action.target} waiting",
+                where=str(target),
+                hint=f"tried again next time; what is busy there: virsh domjobinfo "
+                f"{action.target.guest}",
+                lasting=Lasting.TRANSIENT,
+            )
+
+
+def _is(error: VsrtuneError, kind: type[VsrtuneError]) -> bool:
+    """Whether that is the error, or the one that could not be taken back."""
+    return isinstance(error, kind) or isinstance(error.__cause__, kind)
+
+
+def _blocked(target: Target, failed: Failed) -> Target | None:
+    """The failed target of its guest for which ``target`` has to wait: a worker goes back into
+    the emulator's cgroup only after that is wide again, and a cgroup is removed only after its
+    threads have left."""
+    for action, _ in failed:
+        other = action.target
+        if other.guest != target.guest:
+            continue
+        if isinstance(target, ThreadCgroup) and isinstance(other, EmulatorPin):
+            return other
+        # A thread that is still DEADLINE keeps its root domain.
+        left = action.before
+        still = isinstance(left, Sched) and left.cls is SchedClass.DEADLINE
+        if (
+            still
+            and isinstance(other, ThreadSched)
+            and isinstance(target, ThreadCgroup | ThreadAffinity | VcpuPin | CpusetFile | Partition)
+        ):
+            return other
+        if (
+            isinstance(target, CgroupDir)
+            and isinstance(other, ThreadCgroup)
+            and target.path in (action.before, action.after)
+        ):
+            return other
+    return None
