@@ -2,8 +2,9 @@
 """The daemon's HTTP server: Prometheus metrics, the status page, and the same as data.
 
 Every answer is made from the last DaemonState published, never from the host, except the
-metrics of this process (process_*). The page and its data are made once for each state, at the
-first request for it, by one thread at a time. No pass waits for the lock that this thread holds.
+metrics of this process (process_*). An answer is made once for each state, at the first request for
+it, by one thread at a time, however many ask; that to a scrape once a second, for what it reads
+of this process. No pass waits for the lock that this thread holds.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from prometheus_client import (
     generate_latest,
     make_wsgi_app,
 )
+from prometheus_client.exposition import choose_encoder, gzip_accepted
 
 from vsrtune.core.codec import encode
 from vsrtune.core.errors import VsrtuneError
@@ -47,6 +49,10 @@ if TYPE_CHECKING:
 REFRESH = 10
 # A connection is closed at the latest this long after it was accepted, seconds.
 PATIENCE = 10.0
+# How old what a scrape tells of this process may be, seconds.
+SCRAPE_AGE = 1.0
+# Answers to scrapes that are kept, which differ by their format and by the metrics asked for.
+SCRAPES = 4
 # Connections served at a time. Each takes a thread and a descriptor, which passes need too.
 CONNECTIONS = 32
 
@@ -140,6 +146,39 @@ class Pages:
             return self._made[path]
 
 
+class Scrapes:
+    """The answers to /metrics, for one state at a time."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+        self._made_by: App = make_wsgi_app(metrics.registry())
+        self._lock = threading.Lock()
+        self._of: DaemonState | None = None
+        self._until = 0.0
+        self._made: dict[tuple[str, bool, str], tuple[str, list[tuple[str, str]], bytes]] = {}
+
+    def answer(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
+        """The WSGI application: the library's, with its answers kept."""
+        # By what the library chooses, not by the headers: these could differ in each request.
+        kind = choose_encoder(environ.get("HTTP_ACCEPT", ""))[1]
+        packed = gzip_accepted(environ.get("HTTP_ACCEPT_ENCODING", ""))
+        key = (kind, packed, environ.get("QUERY_STRING", ""))
+        with self._lock:
+            state = self._metrics.state
+            if self._of is not state or time.monotonic() >= self._until:
+                self._made.clear()
+                self._of, self._until = state, time.monotonic() + SCRAPE_AGE
+            if key not in self._made:
+                if len(self._made) >= SCRAPES:
+                    self._made.clear()
+                told: list[Any] = []
+                body = b"".join(self._made_by(environ, lambda *words: told.extend(words)))
+                self._made[key] = (told[0], told[1], body)
+            status, headers, body = self._made[key]
+        start(status, list(headers))  # the server adds its own
+        return [body]
+
+
 def _html(page: Data) -> _Answer:
     return _Answer("200 OK", "text/html; charset=utf-8", html(page).encode())
 
@@ -155,7 +194,7 @@ _PAGES = {"/": _html, "/status.json": _data}
 def app(metrics: Metrics, address: str = "127.0.0.1") -> App:
     """The WSGI application that serves what ``metrics`` was last given; ``address`` is the
     IP address it listens on."""
-    exposition: App = make_wsgi_app(metrics.registry())
+    scrapes = Scrapes(metrics)
     pages = Pages()
     local = ip_address(address.partition("%")[0]).is_loopback
 
@@ -167,7 +206,7 @@ def app(metrics: Metrics, address: str = "127.0.0.1") -> App:
                 "405 Method Not Allowed", "Only GET and HEAD: nothing is set here.", allow
             )
         elif path == "/metrics":
-            return exposition(environ, start)
+            return scrapes.answer(environ, start)
         elif path not in _PAGES:
             found = _said("404 Not Found", f"There is nothing here. {_HINT}")
         elif local and not _names_this_host(environ.get("HTTP_HOST", "")):

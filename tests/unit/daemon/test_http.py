@@ -29,6 +29,7 @@ from vsrtune.core.errors import VsrtuneError
 from vsrtune.daemon import http
 from vsrtune.daemon.http import Metrics, html, policy
 from vsrtune.model.daemon_state import DaemonState, GuestState
+from vsrtune.views.metric_subjects import Scrape
 from vsrtune.views.page_data import status_page
 
 STRICT = {
@@ -190,6 +191,56 @@ def test_a_pass_does_not_wait_for_a_page() -> None:
         assert waiting.is_alive()
     waiting.join(10)
     assert not waiting.is_alive()
+
+
+def counted(metrics: Metrics, monkeypatch: pytest.MonkeyPatch) -> list[DaemonState]:
+    """The states that are rendered for scrapes from now on."""
+    rendered: list[DaemonState] = []
+    real = http.collect
+
+    def collect(scrape: Scrape) -> list[Any]:
+        if scrape.state is metrics.state:
+            rendered.append(scrape.state)
+        return real(scrape)
+
+    monkeypatch.setattr(http, "collect", collect)
+    return rendered
+
+
+def test_a_scrape_is_made_once_for_each_state_and_format(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "SCRAPE_AGE", 1000.0)
+    metrics = metrics_of(state("first"))
+    app = http.app(metrics)
+    rendered = counted(metrics, monkeypatch)
+    first = ask(app, "/metrics")
+    # The headers differ, and ask for the same.
+    assert ask(app, "/metrics", HTTP_ACCEPT="text/plain;q=0.5", HTTP_ACCEPT_ENCODING="br") == first
+    assert len(rendered) == 1
+    assert ask(app, "/metrics", HTTP_ACCEPT="application/openmetrics-text") != first
+    assert len(rendered) == 2
+    metrics.update(state("second"))
+    assert b"second" in ask(app, "/metrics")[2]
+    assert len(rendered) == 3
+
+
+def test_a_scrape_tells_of_this_process_as_it_is_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(http, "SCRAPE_AGE", 0.05)
+    metrics = metrics_of(state())
+    app = http.app(metrics)
+    ask(app, "/metrics")
+    metrics.refused_connection()
+    time.sleep(0.06)
+    told = b"vsrtune_http_refused_connections_total 1.0"
+    assert told in ask(app, "/metrics")[2].splitlines()
+
+
+def test_who_asks_for_ever_other_metrics_fills_no_memory() -> None:
+    metrics = metrics_of(state())
+    scrapes = http.Scrapes(metrics)
+    for number in range(100):
+        environ = {"PATH_INFO": "/metrics", "QUERY_STRING": f"name[]=none_{number}"}
+        list(scrapes.answer(environ, lambda *_: None))
+    assert len(scrapes._made) <= http.SCRAPES
 
 
 # -- the server
