@@ -164,8 +164,13 @@ def apply(
             if not guard.kept:
                 return ExitCode.FAILED
     if result.failed:
-        how = "is as it was" if result.rolled_back else "could not be put back completely"
-        say(f"vsrtune: every guest with a failure {how}", err=True)
+        names = ", ".join(dict.fromkeys(action.target.guest for action, _ in result.failed))
+        how = "each is as it was"
+        if not result.rolled_back:
+            how = (
+                "not all is as it was; `vsrtune undo` puts back everything that vsrtune has changed"
+            )
+        say(f"vsrtune: failed for {names}: {how}", err=True)
         return ExitCode.FAILED
     complain(*missing)
     if not switched:

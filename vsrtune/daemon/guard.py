@@ -31,6 +31,7 @@ from pathlib import Path
 from vsrtune.core.codec import decode, encode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.retry import SaidOnce
 from vsrtune.core.untrusted import json_value
 from vsrtune.daemon.events.thread import Background
 from vsrtune.daemon.systemd import LOGGER, fields
@@ -249,12 +250,18 @@ class StandstillGuard(Background):
 
     def run(self) -> None:
         """Sample until asked to stop."""
+        said = SaidOnce()
         while not self._stopping.wait(self._pause()):
             try:
                 self.update()
-            except Exception:
+            except Exception as error:
                 # The guard must survive whatever it reads; the next sample may succeed.
-                LOGGER.exception("the guard's check failed")
+                if said.new(repr(error)):
+                    LOGGER.exception(
+                        "the guard's check failed: until one succeeds, no guest that stands still "
+                        "or starves others is stepped down; please report this"
+                    )
+            said.end_of_pass()
 
     def _pause(self) -> float:
         threads = sum(len(s.threads) for s in self._subjects)

@@ -278,7 +278,9 @@ class LiveSysOps:
             raise self._gone_or(error, target) from error
         except (ValueError, IndexError, VsrtuneError) as error:
             raise WriteError(
-                f"the kernel's answer makes no sense: {error}", where=str(target)
+                f"the kernel's answer makes no sense: {error}",
+                where=str(target),
+                hint="please report it with the output of `vsrtune record`",
             ) from error
 
     # -- threads

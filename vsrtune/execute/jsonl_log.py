@@ -238,12 +238,16 @@ class JsonlLog(Closing):
     def unwritable(self, error: OSError) -> JournalError:
         """The error for a file that the system does not let us write."""
         space = f"free space on that file system: df {self.path.parent}"
+        no_directory = f"something in {self.path.parent} is no directory; name another place"
         hints = {
             errno.ENOSPC: space,
             errno.EDQUOT: space,
             errno.EROFS: "remount that file system read-write",
             errno.EACCES: "run as root",
             errno.EPERM: "run as root",
+            errno.ELOOP: "it, or the lock beside it, is a symbolic link; name the file itself",
+            errno.ENOTDIR: no_directory,
+            errno.EEXIST: no_directory,
         }
         return JournalError(
             f"{self._names.name} cannot be written ({os.strerror(error.errno or 0)}), so the host "

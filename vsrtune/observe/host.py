@@ -204,6 +204,8 @@ class ProblemLog:
         except OSError as error:
             what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
         except (ValueError, LookupError) as error:
-            what = f"unexpected content: {error}"
+            what = (
+                f"unexpected content: {error}; please report it with the output of `vsrtune record`"
+            )
         self.problems.append(Problem(reader, what))
         return default

@@ -116,6 +116,7 @@ class Tracer:
             raise ObserveError(
                 f"tracing failed: {error.strerror}",
                 where=str(error.filename or instance),
+                hint="see: dmesg; until a trace succeeds, workers are told apart by their order",
                 lasting=Lasting.TRANSIENT,
             ) from error
         finally:

@@ -157,7 +157,7 @@ class TestPlanAndApply:
         run.host.fail["txqueuelen"] = WriteError("not permitted")
         assert run("apply") == 1
         assert "macvtap100 txqueuelen: not permitted" in run.err
-        assert "is as it was" in run.err
+        assert "vsrtune: failed for vr1: each is as it was" in run.err
         assert run.host.snapshot == before
 
     def test_what_a_changed_policy_drops_is_planned_and_put_back(self, run: Cli) -> None:

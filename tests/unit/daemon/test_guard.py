@@ -346,16 +346,17 @@ class TestThisHost:
 
         def state() -> DaemonState:
             calls.append(1)
-            if len(calls) == 1:
-                raise RuntimeError("once")
+            if len(calls) < 3:
+                raise RuntimeError("twice the same")
             return DaemonState()
 
         guard = StandstillGuard(LiveRoot(), state, lambda *_: None)
         guard.start()
         end = time.monotonic() + 10
-        while len(calls) < 3 and time.monotonic() < end:
+        while len(calls) < 4 and time.monotonic() < end:
             time.sleep(0.02)
         guard.stop()
         guard.join(10)
-        assert len(calls) >= 3 and not guard.is_alive()
-        assert "the guard's check failed" in caplog.text
+        assert len(calls) >= 4 and not guard.is_alive()
+        (told,) = [r.getMessage() for r in caplog.records if "check failed" in r.getMessage()]
+        assert "is stepped down" in told

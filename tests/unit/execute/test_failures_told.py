@@ -344,6 +344,7 @@ def test_an_answer_that_makes_no_sense(host: FakeKernel) -> None:
     assert str(caught.value).startswith(
         "host/: irq 41 (eth0-rx-0) affinity: the kernel's answer makes no sense: '3-1' is not"
     )
+    assert "vsrtune record" in caught.value.hint
 
 
 def ended(host: FakeKernel) -> None:
@@ -450,6 +451,34 @@ def test_a_job_of_libvirts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # -- the journal
+
+
+def linked(path: Path) -> Path:
+    with Journal.open(path.with_name("elsewhere"), BOOT) as journal:
+        journal.intent(LONGER.actions[0])
+    path.symlink_to(journal.path)
+    return path
+
+
+def below_a_file(path: Path) -> Path:
+    path.touch()
+    return path / "journal.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("place", "hint"),
+    [
+        (linked, "is a symbolic link; name the file itself"),
+        (below_a_file, "journal.jsonl is no directory; name another place"),
+        (lambda path: below_a_file(path) / "x", "is no directory; name another place"),
+    ],
+)
+def test_a_journal_whose_path_leads_elsewhere(
+    tmp_path: Path, place: Callable[[Path], Path], hint: str
+) -> None:
+    with pytest.raises(JournalError) as caught:
+        Journal.open(place(tmp_path / "journal.jsonl"), BOOT)
+    assert caught.value.hint.endswith(hint)
 
 
 @pytest.mark.parametrize(
