@@ -20,13 +20,11 @@
 /* What a guest that takes no large frames makes tap.ko ask us to leave. */
 #define NMV_F_RX	(NETIF_F_GRO | NETIF_F_LRO)
 
-/**
- * nmv_update_filter() - recompute which multicast a device listens to
- * @nd: device
- *
- * Nobody tells the host which groups a guest joins, so a guest gets all.
+/*
+ * Which multicast a device listens to. Nobody tells the host which groups a
+ * guest joins, so a guest gets all.
  */
-void nmv_update_filter(struct nmv_dev *nd)
+static void nmv_update_filter(struct nmv_dev *nd)
 {
 	DECLARE_BITMAP(filter, NMV_MC_BITS);
 	struct netdev_hw_addr *ha;
@@ -154,8 +152,7 @@ static int nmv_open(struct net_device *dev)
 
 	if (!(nd->lower->flags & IFF_UP))
 		return -ENETDOWN;
-	nmv_update_filter(nd);
-	nmv_queue_start(nd);
+	nd->queue.high_water = 0;
 	err = nmv_port_join(nd);
 	if (err)
 		goto no_port;

@@ -257,7 +257,6 @@ bool nmv_is_ours(const struct net_device *dev);
 
 /* netdev.c */
 void nmv_setup(struct net_device *dev);
-void nmv_update_filter(struct nmv_dev *nd);
 
 /* port.c */
 extern struct notifier_block nmv_port_notifier;
@@ -283,7 +282,6 @@ netdev_tx_t nmv_start_xmit(struct sk_buff *skb, struct net_device *dev);
 /* queue.c */
 void nmv_queue_init(struct nmv_dev *nd);
 void nmv_queue_exit(struct nmv_dev *nd);
-void nmv_queue_start(struct nmv_dev *nd);
 void nmv_queue_stop(struct nmv_dev *nd);
 bool nmv_queue_admits(u32 waiting, u32 limit);
 bool nmv_queue_admits_multicast(u32 waiting, u32 limit);

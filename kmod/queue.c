@@ -275,15 +275,6 @@ void nmv_queue_exit(struct nmv_dev *nd)
 }
 
 /**
- * nmv_queue_start() - the device comes up
- * @nd: device
- */
-void nmv_queue_start(struct nmv_dev *nd)
-{
-	nd->queue.high_water = 0;
-}
-
-/**
  * nmv_queue_stop() - the device goes down; nobody adds frames any more
  * @nd: device
  *

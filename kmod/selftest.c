@@ -3,6 +3,7 @@
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
 #include <linux/icmpv6.h>
+#include <linux/ip.h>
 #include <linux/ptr_ring.h>
 #include <net/ipv6.h>
 #include <net/ndisc.h>
@@ -138,6 +139,14 @@ static int nmv_test_ring(void)
 	right &= !nmv_ring_room(&r, 1);
 	right &= nmv_ring_used(&r, &head) == 0;
 	local_bh_enable();
+	/* Emptied before a batch was complete. */
+	right &= !ptr_ring_resize(&r, 40, GFP_KERNEL, nmv_test_destroy);
+	local_bh_disable();
+	right &= !ptr_ring_produce(&r, &frame) && ptr_ring_consume(&r);
+	right &= nmv_ring_room(&r, 25) && nmv_ring_room(&r, 40);
+	right &= !ptr_ring_produce(&r, &frame);
+	right &= nmv_ring_room(&r, 1);
+	local_bh_enable();
 	ptr_ring_cleanup(&r, nmv_test_destroy);
 	NMV_EXPECT(right);
 	return 0;
@@ -220,6 +229,20 @@ static int nmv_test_control(void)
 	right &= !nmv_is_control(skb);
 	((struct ipv6hdr *)head)->nexthdr = IPPROTO_ICMPV6;
 	head[sizeof(struct ipv6hdr)] = NDISC_NEIGHBOUR_SOLICITATION;
+	right &= nmv_is_control(skb);
+	kfree_skb(skb);
+	/* As a sibling sends it, with its Ethernet header. */
+	skb = alloc_skb(128, GFP_KERNEL);
+	if (!skb)
+		return -ENOMEM;
+	head = skb_put_zero(skb, ETH_HLEN + sizeof(struct iphdr));
+	skb_set_network_header(skb, ETH_HLEN);
+	skb->protocol = htons(ETH_P_IP);
+	head[1] = 0xc0;
+	right &= !nmv_is_control(skb);
+	head[ETH_HLEN + 1] = 0xc0;
+	right &= nmv_is_control(skb);
+	skb->protocol = htons(46);
 	right &= nmv_is_control(skb);
 	kfree_skb(skb);
 	NMV_EXPECT(right);

@@ -165,10 +165,11 @@ static void nmv_tapq_count(struct nmv_tapq *slot, bool dropped)
 /**
  * nmv_ring_room() - is there room in a ring
  * @r: ring; one of size 0, which has no place to look at, never has
- * @places: places asked for; of more than there are, all
+ * @places: places asked for; of more than an empty ring has free, all of these
  *
  * The consumer clears places from the last to the first of a batch, so all
- * between two free places are free or about to be.
+ * between two free places are free or about to be. Until a batch is complete
+ * an empty ring keeps what was read last.
  *
  * Context: bottom halves off.
  * Return: true if there is
@@ -181,7 +182,7 @@ bool nmv_ring_room(struct ptr_ring *r, u32 places)
 	spin_lock(&r->producer_lock);
 	if (r->size) {
 		at = r->producer;
-		last = at + min_t(u32, places, r->size) - 1;
+		last = at + min_t(u32, places, r->size - r->batch + 1) - 1;
 		if (last >= r->size)
 			last -= r->size;
 		room = !READ_ONCE(r->queue[at]) && !READ_ONCE(r->queue[last]);
@@ -218,12 +219,11 @@ static void nmv_tap_full(struct nmv_dev *nd, struct nmv_tapq *slot)
 {
 	nmv_tapq_count(slot, true);
 	nmv_count(nd, NMV_RX_DROPPED_RING_FULL, 1);
-	if (slot)
-		WRITE_ONCE(slot->full_at, jiffies);
-	/* The first time between two ticks, perhaps, that it is full. */
-	if (slot && READ_ONCE(slot->ring_high_water) <
-		    READ_ONCE(slot->q->ring.size))
-		nmv_tapq_look(slot);
+	if (!slot || READ_ONCE(slot->full_at) == jiffies)
+		return;
+	WRITE_ONCE(slot->full_at, jiffies);
+	/* The first time in this tick, perhaps, that it is full. */
+	nmv_tapq_look(slot);
 }
 
 /**
@@ -309,7 +309,7 @@ static void nmv_tap_put(struct nmv_dev *nd, struct tap_queue *q,
 
 /**
  * nmv_is_discovery() - does a unicast frame tell of a neighbour
- * @skb: frame; the data begin after the Ethernet header
+ * @skb: frame; what a sibling sends may begin with its Ethernet header
  *
  * ARP, and the messages of IPv6 neighbour discovery, 133 to 137. RFC 6980 and
  * common practice leave them without extension headers, so none are skipped.
@@ -318,6 +318,7 @@ static void nmv_tap_put(struct nmv_dev *nd, struct tap_queue *q,
  */
 bool nmv_is_discovery(const struct sk_buff *skb)
 {
+	int at = skb_network_offset(skb);
 	const struct ipv6hdr *ip6;
 	struct ipv6hdr ip6_room;
 	const u8 *type;
@@ -327,10 +328,10 @@ bool nmv_is_discovery(const struct sk_buff *skb)
 		return true;
 	if (skb->protocol != htons(ETH_P_IPV6))
 		return false;
-	ip6 = skb_header_pointer(skb, 0, sizeof(ip6_room), &ip6_room);
+	ip6 = skb_header_pointer(skb, at, sizeof(ip6_room), &ip6_room);
 	if (!ip6 || ip6->nexthdr != IPPROTO_ICMPV6)
 		return false;
-	type = skb_header_pointer(skb, sizeof(*ip6), sizeof(type_room),
+	type = skb_header_pointer(skb, at + sizeof(*ip6), sizeof(type_room),
 				  &type_room);
 	return type && *type >= NDISC_ROUTER_SOLICITATION &&
 	       *type <= NDISC_REDIRECT;
@@ -338,16 +339,18 @@ bool nmv_is_discovery(const struct sk_buff *skb)
 
 /**
  * nmv_is_control() - does a frame hold networks together
- * @skb: frame; the data begin after the Ethernet header
+ * @skb: frame; what a sibling sends may begin with its Ethernet header
  *
  * What tells of neighbours, IEEE 802.2 (IS-IS, spanning tree), and IP of the
  * classes 6 and 7, which routing daemons give their own packets (RFC 4594, 3.1).
+ * A guest's frame of 802.2 has its length where others have a protocol.
  * Any sender can: who sends everything so is where he was without the classes.
  *
  * Return: true if it does
  */
 bool nmv_is_control(const struct sk_buff *skb)
 {
+	int at = skb_network_offset(skb);
 	const struct ipv6hdr *ip6;
 	struct ipv6hdr ip6_room;
 	const struct iphdr *ip4;
@@ -355,18 +358,17 @@ bool nmv_is_control(const struct sk_buff *skb)
 
 	switch (skb->protocol) {
 	case htons(ETH_P_IP):
-		ip4 = skb_header_pointer(skb, 0, sizeof(ip4_room), &ip4_room);
+		ip4 = skb_header_pointer(skb, at, sizeof(ip4_room), &ip4_room);
 		return ip4 && ip4->tos >= IPTOS_PREC_INTERNETCONTROL;
 	case htons(ETH_P_IPV6):
-		ip6 = skb_header_pointer(skb, 0, sizeof(ip6_room), &ip6_room);
+		ip6 = skb_header_pointer(skb, at, sizeof(ip6_room), &ip6_room);
 		if (ip6 && ipv6_get_dsfield(ip6) >= IPTOS_PREC_INTERNETCONTROL)
 			return true;
 		return nmv_is_discovery(skb);
 	case htons(ETH_P_ARP):
-	case htons(ETH_P_802_2):
 		return true;
 	}
-	return false;
+	return !eth_proto_is_802_3(skb->protocol);
 }
 
 /*

@@ -129,13 +129,17 @@ def control(to: str, source: str) -> dict[str, bytes]:
     }
 
 
-def test_a_full_ring_has_places_for_control_frames(wire: tuple[str, str]) -> None:
+@pytest.mark.parametrize("by", ["wire", "sibling"])
+def test_a_full_ring_has_places_for_control_frames(wire: tuple[str, str], by: str) -> None:
     """An eighth of it, from the first loss on."""
     (far, near) = wire
+    link("na", near)
     link("nt", near, "napi_macvtap")
-    up("nt")
+    up("na", "nt")
     ip("link", "set", "nt", "txqueuelen", "100")
     to = kmodhelp.mac_of("nt")
+    if by == "sibling":
+        far = "na"
     frames = control(to, kmodhelp.mac_of(far))
     plain = frames["BGP, class 6"].replace(b"\x45\xc0", b"\x45\xb8")
     with tap_queue("nt") as queue:
