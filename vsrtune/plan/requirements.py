@@ -7,6 +7,7 @@ vcpus and interfaces that the guest has, threads that are held or must be left a
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -61,6 +62,8 @@ from vsrtune.policy.yaml_reader import KeyPath, dotted
 EMULATOR_CGROUP = "emulator"
 _WITHOUT_VHOST = "no vhost-net: a thread of QEMU moves its frames, on the emulator's CPUs"
 _WIDEN = "widen the cgroup above the guest"
+# The cgroup of the kubelet's pods, and the class of quality of service if it has one.
+_KUBEPODS = re.compile(r"kubepods(?:\.slice)?/(?:kubepods-)?(burstable|besteffort)?")
 # By interface and queue, None for all of its queues: the policy's key and the CPUs.
 _Named = Mapping[tuple[str, int | None], tuple[str, CpuSet]]
 
@@ -557,6 +560,7 @@ def _check_realtime(context: Context, out: Requirements) -> None:
             "there would starve packet reception",
             "name them, such as cpus: {irq: 0} (/proc/interrupts), or write class: batch",
         )
+    _check_pod(out)
     for role in DATA_PLANE:
         rule = rule_for(out.policy, role)
         choice = cpus_for(out.policy, role)
@@ -572,6 +576,29 @@ def _check_realtime(context: Context, out: Requirements) -> None:
                     f"add cpus: {{{role.value}: auto}}",
                 )
                 break
+
+
+def _check_pod(out: Requirements) -> None:
+    """A realtime thread on CPUs that other pods have too starves them."""
+    for role in DATA_PLANE:
+        rule = rule_for(out.policy, role)
+        if rule is not None and rule.realtime and any(map(_shares, out.threads(role))):
+            out.refuse(
+                ("scheduler", role.value),
+                f"other pods may run on the CPUs of its pod, and class {rule.cls.value} would "
+                "starve them",
+                "give it CPUs of its own (dedicatedCpuPlacement in the VirtualMachine), or write "
+                "class: batch",
+            )
+            return
+
+
+def _shares(thread: Thread) -> bool:
+    """Whether the kubelet has left a thread of a pod among others: only containers of the class
+    Guaranteed, which has no directory of its own, can have CPUs of their own, as a list in their
+    cgroup (policymanager static; kuberuntime's cgroup names)."""
+    in_pod = _KUBEPODS.match(thread.cgroup)
+    return in_pod is not None and (in_pod[1] is not None or not thread.cpuset_cpus)
 
 
 def _check_deadline(out: Requirements) -> None:

@@ -1,5 +1,5 @@
 """Runs the lab's router as KubeVirt's virt-launcher does, without Kubernetes: a QEMU of user 107 in the
-cgroup that kubelet and containerd would make, in network, mount and pid namespaces of its own. Plays
+cgroup that kubelet and containerd would make for a pod with CPUs of its own, in network, mount and pid namespaces of its own. Plays
 kubelet, containerd and virt-launcher: makes the cgroup, the runtime's file and the taps.
 
     python3 -B launcherhelp.py start [TEXT] | stop
@@ -21,7 +21,7 @@ from labhelp import LabGuest
 USER = 107
 POD = "0f6c2d1e-7a3b-4c5d-8e9f-0123456789ab"
 TREE = Path("/sys/fs/cgroup/kubepods.slice")
-SLICE = f"kubepods-burstable-pod{POD.replace('-', '_')}.slice"
+SLICE = f"kubepods-pod{POD.replace('-', '_')}.slice"
 STATE = Path("/run/containerd/io.containerd.runtime.v2.task/k8s.io")
 CRIO = Path("/run/containers/storage/overlay-containers")
 ROUTER = "5a" * 32

@@ -136,10 +136,15 @@ def test_the_pods_own_cpus_and_no_others(
     assert "the kubelet gives a pod its CPUs" in refusal["hint"]
     (refusal,) = refusals(POLICY.replace('irq: "0", ', ""))
     assert "interrupts of its pod's NICs is not known" in refusal["reason"]
+    # As the kubelet does without its policy `static`: all pods have all CPUs.
+    scope = f"cri-containerd-{ROUTER}.scope"
+    labhelp.sh("systemctl", "set-property", "--runtime", scope, "AllowedCPUs=")
+    (refusal,) = refusals(POLICY)
+    assert "other pods may run on the CPUs of its pod" in refusal["reason"]
+    labhelp.sh("systemctl", "set-property", "--runtime", scope, f"AllowedCPUs={CPUS}")
     # The kubelet changes them, and the daemon follows.
     write_policy()
     labhelp.start()
-    scope = f"cri-containerd-{ROUTER}.scope"
     try:
         labhelp.sh("systemctl", "set-property", "--runtime", scope, "AllowedCPUs=0-2")
         done = labhelp.last_pass()

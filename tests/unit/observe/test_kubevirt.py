@@ -30,8 +30,9 @@ NOBODY = 65534
 POD = "0f6c2d1e-7a3b-4c5d-8e9f-0123456789ab"
 POD_ = POD.replace("-", "_")
 ONE, OTHER = "5a" * 32, "c3" * 32
-SLICE = f"kubepods-burstable-pod{POD_}.slice"
-PLACE = f"/kubepods.slice/kubepods-burstable.slice/{SLICE}/cri-containerd-{ONE}.scope"
+SLICE = f"kubepods-pod{POD_}.slice"
+PLACE = f"/kubepods.slice/{SLICE}/cri-containerd-{ONE}.scope"
+BURSTABLE = f"kubepods-burstable-pod{POD_}.slice"
 CONTAINERD = "/run/containerd/io.containerd.runtime.v2.task/k8s.io/{}/config.json"
 CRIO = "/run/containers/storage/overlay-containers/{}/userdata/config.json"
 FILE = CONTAINERD.format(ONE)
@@ -89,6 +90,7 @@ def tree() -> HostTree:
     tree = HostTree().host()
     tree.device("tap0", 7, has="tun_flags")
     started(tree, 50, PLACE)
+    tree.file(f"/sys/fs/cgroup{PLACE}/cpuset.cpus", "1-3\n")
     tree.file(f"/sys/fs/cgroup{PLACE}/cpuset.cpus.effective", "1-3\n")
     return tree.file(FILE, config(f"{SLICE}:cri-containerd:{ONE}"))
 
@@ -155,9 +157,42 @@ def test_a_realtime_thread_keeps_off_interrupts_that_nobody_sees(tree: HostTree)
     assert "class: batch" in text
 
 
+REALTIME = "guest: kubevirt:routers/edge\ncpus: {irq: 0}\n"
+
+
+@pytest.mark.parametrize("what", ["no list", "burstable", "batch", "vhost only"])
+def test_a_realtime_thread_keeps_off_the_cpus_of_other_pods(tree: HostTree, what: str) -> None:
+    """Only a container of the class Guaranteed has CPUs of its own, and then in its own list."""
+    assert planned(tree, REALTIME).refusals == ()
+    text = REALTIME
+    if what == "burstable":
+        place = f"/kubepods.slice/kubepods-burstable.slice/{BURSTABLE}/cri-containerd-{ONE}.scope"
+        started(tree, 50, place)
+        tree.file(f"/sys/fs/cgroup{place}/cpuset.cpus", "1-3\n")
+        tree.file(f"/sys/fs/cgroup{place}/cpuset.cpus.effective", "1-3\n")
+        tree.file(FILE, config(f"{BURSTABLE}:cri-containerd:{ONE}"))
+    else:
+        tree.file(f"/sys/fs/cgroup{PLACE}/cpuset.cpus", "\n")
+    if what == "batch":
+        text += "scheduler: {vcpu: {class: batch}, vhost: {class: batch}}\n"
+        assert planned(tree, text).refusals == ()
+        return
+    if what == "vhost only":
+        text += "scheduler: {vcpu: {class: batch}}\n"
+    (refusal,) = planned(tree, text).refusals
+    key = "vhost" if what == "vhost only" else "vcpu"
+    assert refusal.reason == (
+        f"scheduler.{key}: other pods may run on the CPUs of its pod, and class rr would starve them"
+    )
+    assert "dedicatedCpuPlacement" in refusal.hint
+    assert planned(tree, text).actions == ()
+
+
 PLACES = [
     (f"/kubepods.slice/kubepods-pod{POD_}.slice/crio-{ONE}.scope/container/housekeeping",
      CRIO, in_crio(f"kubepods-pod{POD_}.slice:crio:{ONE}")),
+    (f"/kubepods.slice/kubepods-burstable.slice/{BURSTABLE}/cri-containerd-{ONE}.scope",
+     CONTAINERD, config(f"{BURSTABLE}:cri-containerd:{ONE}")),
     (f"/kubepods/besteffort/pod{POD}/{ONE}", CONTAINERD, config(f"/kubepods/besteffort/pod{POD}/{ONE}")),
     (f"/kubepods/pod{POD}/crio-{ONE}", CRIO, in_crio(f"/kubepods/pod{POD}/crio-{ONE}")),
 ]  # fmt: skip
