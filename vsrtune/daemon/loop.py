@@ -217,7 +217,8 @@ class Daemon:
             self._wrote = begin, end
         # Neither kind of pass keeps the other from its turn.
         if scope.hurried:
-            self._hurry_from = end + self._timing.gap
+            # Whoever calls the kernel in a loop gets a fifth of the daemon's time.
+            self._hurry_from = end + max(self._timing.gap, 4 * (end - begin))
         else:
             self._from = end + self._timing.gap
         if scope.host or scope.unannounced:
@@ -236,7 +237,7 @@ class Daemon:
             change = self._changes.popleft()
             if not (begin <= change.culprit.when <= end and change.culprit.unit in LIBVIRT):
                 self._reconciler.blame(change.place, change.culprit)
-                self._hurried = self._hurried.merge(replace(change.scope, hurried=True))
+                self._hurried = self._hurried.merge(_hurried(change))
 
     def _tell(self) -> None:
         self._told = self._starved
@@ -384,6 +385,12 @@ class Daemon:
                 "even so, and `vsrtune undo` tries the guests again"
             )
             return False
+
+
+def _hurried(change: Change) -> Scope:
+    # libvirt notes the pin of a thread that it moves, and moves others with their cgroups.
+    only = frozenset([change.place] if change.culprit.unit not in LIBVIRT else ())
+    return replace(change.scope, hurried=True, places=only)
 
 
 class Wakeup:

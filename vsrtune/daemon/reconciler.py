@@ -87,7 +87,7 @@ class Reconciler:
         self._tracing = Tracing()
         # The last plan for all guests.
         self._whole: Whole | None = None
-        # Guests that the last pass wrote to.
+        # Guests that were written to since they were read.
         self._again: frozenset[str] = frozenset()
         # Settings that the kernel put off in this pass, by guest.
         self._waiting: Counter[str] = Counter()
@@ -264,6 +264,7 @@ class Reconciler:
             LOGGER.error("%s", error, extra=fields(guest=guest, error=error))
             return
         self._results.log(result)
+        self._again |= {a.target.guest for a in result.done}
         self._count(writes=len(result.done), write_errors=len(result.failed))
         guests = tuple(
             replace(g, step=self._steps[guest], tuned=False) if g.ref == guest else g
@@ -316,7 +317,8 @@ class Reconciler:
         if observed.names is not None:
             standing = self.state.plan.updated(standing, observed.names)
         self.state = replace(self.state, drifts=drifts, plan=standing)
-        self._again = frozenset(a.target.guest for a in done)
+        self._again = frozenset(g for g in self._again if not observed.covers(g))
+        self._again |= {a.target.guest for a in done}
         self.state = self._loads.counted(observed.snapshot, self.state, done)
         return bool(done), observed.names is None
 
@@ -349,7 +351,9 @@ class Reconciler:
         elif scope.unannounced:
             observed = self._observer.observe_unannounced(scope.guests)
         else:
-            observed = self._observer.observe_some(scope.guests)
+            # Values that a pass wrote are known only once they are read again.
+            places = frozenset() if scope.guests & self._again else scope.places
+            observed = self._observer.observe_some(scope.guests, places)
         if (
             known is not None
             and self._trace > 0

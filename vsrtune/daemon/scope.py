@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from vsrtune.model.plan import Place
+
 
 @dataclass(frozen=True, slots=True)
 class Scope:
@@ -12,12 +14,14 @@ class Scope:
     or that came or went. ``host`` is True when the host or something unknown may have
     changed: the pass then reads everything, whatever ``guests`` says. ``unannounced`` asks
     for the periodic check for changes without events. ``hurried``: only ``guests`` are read, even
-    where reading everything would cost little, and what else is dirty waits."""
+    where reading everything would cost little, and what else is dirty waits. ``places`` is what
+    has changed of ``guests``, and all of it; empty where that is not known."""
 
     guests: frozenset[str] = frozenset()
     host: bool = False
     unannounced: bool = False
     hurried: bool = False
+    places: frozenset[Place] = frozenset()
 
     @classmethod
     def of(cls, guest: str | None) -> Scope:
@@ -33,6 +37,7 @@ class Scope:
             self.host or other.host,
             self.unannounced or other.unannounced,
             self.hurried and other.hurried,
+            self.places | other.places if self.places and other.places else frozenset(),
         )
 
     def __str__(self) -> str:

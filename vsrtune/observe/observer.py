@@ -13,9 +13,10 @@ from vsrtune.host.filesystem import HostRoot, LiveRoot
 from vsrtune.host.libvirt import DEFAULT_URI, DomainText, LibvirtSource, VirtSource
 from vsrtune.model.guest import Guest, Role
 from vsrtune.model.host import Nic
+from vsrtune.model.plan import Place
 from vsrtune.model.snapshot import Problem, Snapshot, SnapshotSlice
 from vsrtune.observe.guests import VcpuFinder
-from vsrtune.observe.incremental import ObservationCache, recheck
+from vsrtune.observe.incremental import ObservationCache, glance, recheck
 from vsrtune.observe.one_pass import FEW, NotAlone, ObservationPass, unannounced
 from vsrtune.observe.qemu_processes import Identity, ProcessTable
 from vsrtune.observe.tracing import (
@@ -83,11 +84,19 @@ class Observer:
         snapshot = self._whole()
         return replace(snapshot, problems=snapshot.problems + problems)
 
-    def observe_some(self, names: frozenset[str]) -> SnapshotSlice:
-        """Re-read the libvirt guests of these names and the host state that depends on them; reuse
-        the previous snapshot for the rest. Observes the whole host when that does not suffice.
-        Returns the slice that was read."""
-        return self._some(names, frozenset())
+    def observe_some(
+        self, names: frozenset[str], places: frozenset[Place] = frozenset()
+    ) -> SnapshotSlice:
+        """Re-read the libvirt guests of these names and the host state that depends on them, or
+        where ``places`` says all that has changed of them, only that if it suffices; reuse the
+        previous snapshot for the rest. Observes the whole host when that does not suffice. Returns
+        the slice that was read."""
+        known = self._known
+        seen = glance(known, self._root, names, places) if known is not None and places else None
+        if seen is None:
+            return self._some(names, frozenset())
+        self._known = seen
+        return seen.refreshed
 
     def observe_unannounced(self, names: frozenset[str] = frozenset()) -> SnapshotSlice:
         """``observe_some`` for guests that came, went, or have other threads or settings without an

@@ -27,7 +27,9 @@ from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.daemon.scope import Scope
 from vsrtune.daemon.systemd import LOGGER
 from vsrtune.execute.journal import Journal
+from vsrtune.host.libvirt import DomainText
 from vsrtune.model.guest import Role
+from vsrtune.model.plan import Place
 from vsrtune.observe.observer import Observer
 from vsrtune.policy.parser import parse
 
@@ -151,3 +153,32 @@ def test_a_pass_for_one_guest_neither_reads_nor_plans_the_others(
     assert in_many - in_few < 100 * (MANY - FEW)
     whole = Observer(few.root, TreeVirt(few.host, few.root)).observe()
     assert few.passes.state.snapshot == whole
+
+
+def test_libvirt_is_asked_after_a_write_and_not_about_a_change_of_a_thread_alone(
+    hosts: tuple[Tuned, Tuned], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned, _ = hosts
+    names, domain = tuned.host.guests[5], TreeVirt.domain
+    asked: list[str] = []
+
+    def answer(virt: TreeVirt, name: str) -> DomainText | None:
+        asked.append(name)
+        return domain(virt, name)
+
+    monkeypatch.setattr(TreeVirt, "domain", answer)
+    snapshot = tuned.passes.state.snapshot
+    assert snapshot is not None
+    worker = next(g for g in snapshot.guests if g.name == names.name).by_role(Role.VHOST)[0].key
+    places: frozenset[Place] = frozenset([("cpus", worker.tid), ("scheduler", worker.tid)])
+    scope = Scope(frozenset([names.name]), hurried=True, places=places)
+    for questions in (0, 1, 0):
+        vhost(tuned, names)
+        tuned.now += 1000.0
+        asked.clear()
+        wrote = tuned.passes.state.totals.writes
+        tuned.passes.run(scope)
+        assert (len(asked), tuned.passes.state.totals.writes - wrote) == (questions, 2)
+        if questions:
+            tuned.passes.run(tuned.passes.again())
+    assert tuned.passes.again().guests == {names.name}

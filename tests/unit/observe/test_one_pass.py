@@ -19,7 +19,8 @@ from moving_host import MovingHost
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.host.filesystem import LiveRoot
 from vsrtune.host.recorded import load
-from vsrtune.model.guest import Confidence, Role, Sched, ThreadKey
+from vsrtune.model.guest import Confidence, Guest, Role, Sched, SchedClass, Thread, ThreadKey
+from vsrtune.model.plan import Place
 from vsrtune.model.snapshot import Problem, Snapshot
 from vsrtune.observe.incremental import recheck
 from vsrtune.observe.observer import LONG_ROUND, ROUND, Observer
@@ -64,6 +65,56 @@ def test_one_guest_is_looked_at_alone(host: MovingHost) -> None:
         who = {f"/proc/{g.pid}/task/{g.pid}/{name}" for g in alone for name in ("status", "cgroup")}
         tasks = tuple(f"/proc/{g.pid}/task" for g in alone)
         assert not [p for p in host.read if p.startswith(tasks) and p not in who]
+
+
+@pytest.fixture
+def named(host: MovingHost) -> tuple[Observer, Guest, Thread]:
+    """An observer, a guest of libvirt's and a thread of it whose class, CPUs and cgroup have
+    places in the recording."""
+    observer = Observer(host.root, host)
+    guest = next(g for g in observer.observe().guests if g.source == "libvirt")
+    return observer, guest, guest.by_role(Role.VCPU)[0]
+
+
+def test_a_thread_that_somebody_changed_is_read_alone(
+    host: MovingHost, named: tuple[Observer, Guest, Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observer, guest, vcpu = named
+    task = f"/proc/{vcpu.key.pid}/task/{vcpu.key.tid}"
+    host.answers.sched[str(vcpu.key.tid)] = Sched(SchedClass.FIFO, 7)
+    write(host, f"{task}/status", r"Cpus_allowed_list:.*", "Cpus_allowed_list:\t1")
+    now = Observer(host.root, host).observe()
+    host.read.clear()
+    monkeypatch.setattr(host, "domain", None)
+    places: frozenset[Place] = frozenset([("cpus", vcpu.key.tid), ("scheduler", vcpu.key.tid)])
+    part = observer.observe_some(frozenset([guest.name]), places)
+    assert part.names == {guest.name}
+    assert part.snapshot == now
+    assert not [path for path in host.read if not path.startswith(f"{task}/")]
+
+
+@pytest.mark.parametrize("what", ["gone", "cgroup", "device", "another's", "delicate"])
+def test_where_a_thread_alone_does_not_suffice_the_guest_is_read(
+    host: MovingHost, named: tuple[Observer, Guest, Thread], what: str
+) -> None:
+    observer, guest, vcpu = named
+    tid = vcpu.key.tid
+    places: set[Place] = {("cpus", tid)}
+    if what == "gone":
+        host._take(f"/proc/{guest.pid}/task/{tid}")
+        host._list(f"/proc/{guest.pid}/task", remove=str(tid))
+    elif what == "cgroup":
+        path = f"/proc/{guest.pid}/task/{tid}/cgroup"
+        host.texts[path] = host.texts[f"/proc/{guest.pid}/task/{guest.pid}/cgroup"]
+    elif what == "device":
+        places.add(("txqueuelen", guest.interfaces[0].target))
+    elif what == "another's":
+        places.add(("cpus", 1))
+    elif observer._known is not None:
+        observer._known = replace(observer._known, partitioned=True)
+    host._queue(guest.name, random.Random(1))
+    part = observer.observe_some(frozenset([guest.name]), frozenset(places))
+    assert part.snapshot == Observer(host.root, host).observe()
 
 
 def test_processes_that_cannot_be_listed_are_a_problem_only(

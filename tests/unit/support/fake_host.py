@@ -12,7 +12,7 @@ from planning_samples import change
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VanishedError, VsrtuneError
 from vsrtune.model.guest import Guest, Role
-from vsrtune.model.plan import Action
+from vsrtune.model.plan import Action, Place
 from vsrtune.model.present import PresentValues
 from vsrtune.model.snapshot import Snapshot, SnapshotSlice
 from vsrtune.model.targets import CgroupDir, EmulatorPin, Pin, Target, Value, VcpuPin
@@ -44,7 +44,9 @@ class FakeHost:
             raise self.fail_observe
         return self.snapshot
 
-    def observe_some(self, names: frozenset[str]) -> SnapshotSlice:
+    def observe_some(
+        self, names: frozenset[str], places: frozenset[Place] = frozenset()
+    ) -> SnapshotSlice:
         return SnapshotSlice.of(self.observe(), names)
 
     def observe_unannounced(self, names: frozenset[str] = frozenset()) -> SnapshotSlice:
