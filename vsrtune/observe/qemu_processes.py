@@ -22,6 +22,7 @@ from vsrtune.host.procfs import (
     is_qemu,
     napi_device,
     parse_stat,
+    parse_status_uids,
     worker_owner,
 )
 from vsrtune.host.qemu_cmdline import QemuArgs
@@ -57,7 +58,7 @@ class QemuProcess(Decision):
 class Processes:
     """The result of one pass over /proc. ``qemus`` are the believed QEMUs, in pid order,
     ``strangers`` other processes with an executable of such a name. ``daemons`` are the name and
-    pid of those of DAEMONS that run, ``workers`` holds the vhost
+    pid of those of DAEMONS that root runs, ``workers`` holds the vhost
     kernel threads: owner's tid to their tids; ``softirq`` the ksoftirqd threads: CPU to tid;
     ``napi`` the NAPI kernel threads: device, as they name it, to tids."""
 
@@ -77,7 +78,8 @@ class Processes:
 @dataclass(slots=True)
 class _Entry:
     """``decision`` is None for a process without a QEMU's executable, ``argv`` is empty for one
-    that is not believed, ``qemu`` is the parsed command line; ``sure``: it was read twice."""
+    that is not believed, ``qemu`` is the parsed command line; ``sure``: it was read twice;
+    ``daemon``: it is one of DAEMONS."""
 
     identity: int
     stat: Stat
@@ -85,6 +87,7 @@ class _Entry:
     argv: tuple[str, ...]
     qemu: QemuProcess | None = None
     sure: bool = False
+    daemon: bool = False
 
     def process(self, decision: Decision) -> QemuProcess:
         """The QEMU of the process. Its command line is long, so it is parsed once."""
@@ -152,7 +155,7 @@ def _sorted(entries: list[_Entry]) -> Processes:
             device = napi_device(stat.comm)
             if device is not None:
                 napi.setdefault(device, []).append(stat.tid)
-        elif stat.comm in DAEMONS:
+        elif entry.daemon:
             daemons.append((stat.comm, stat.tid))
         elif entry.decision is not None and not entry.decision.believed:
             strangers.append(entry.decision)
@@ -186,12 +189,21 @@ def _same(one: _Entry, other: _Entry) -> bool:
 def _read(root: HostRoot, name: str, identity: int, judge: Judge) -> _Entry | None:
     try:
         stat = parse_stat(root.read(f"/proc/{name}/stat"))
-        known = not stat.kthread and stat.comm not in DAEMONS
-        decision = _decision(root, stat, judge) if known else None
+        # Every process chooses its name, a QEMU too.
+        decision = _decision(root, stat, judge) if not stat.kthread else None
+        daemon = decision is None and not stat.kthread and _is_daemon(root, stat)
     except (OSError, ValueError):
         return None
     believed = decision is not None and decision.believed
-    return _Entry(identity, stat, decision, _argv(root, stat.tid) if believed else ())
+    argv = _argv(root, stat.tid) if believed else ()
+    return _Entry(identity, stat, decision, argv, daemon=daemon)
+
+
+def _is_daemon(root: HostRoot, stat: Stat) -> bool:
+    if stat.comm not in DAEMONS:
+        return False
+    uids = parse_status_uids(root.read(f"/proc/{stat.tid}/task/{stat.tid}/status"))
+    return uids == (0, 0, 0)
 
 
 def _decision(root: HostRoot, stat: Stat, judge: Judge) -> Decision | None:

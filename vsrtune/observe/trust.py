@@ -221,12 +221,18 @@ class Judge:
         return self._problems[path]
 
     def _path_problem(self, path: str, kind: Callable[[int], bool]) -> str:
-        above = path.rpartition("/")[0] or "/"
-        if path != "/":
-            # From the top: nothing below a directory of somebody else's is read.
-            problem = self.path_problem(above, directory=True)
-            if problem:
+        # From the top: nothing below a directory of somebody else's is read. Whoever has a cgroup
+        # may have thousands, one in another, so this is no recursion.
+        for end in (end for end, letter in enumerate(path) if letter == "/" and path != "/"):
+            above = path[:end] or "/"
+            if above not in self._problems:
+                self._problems[above] = self._own_problem(above, stat.S_ISDIR)
+            if problem := self._problems[above]:
                 return problem
+        return self._own_problem(path, kind)
+
+    def _own_problem(self, path: str, kind: Callable[[int], bool]) -> str:
+        """``path_problem`` but for the directories above."""
         try:
             found = self._root.stat(path, follow=False)
         except FileNotFoundError:

@@ -106,12 +106,74 @@ def test_plain_qemu_is_read_with_everything() -> None:
 
 def test_a_culprit_is_a_process_in_a_unit_while_it_lives() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    its = Seen(1.0, child.pid, "x", ("cpus", 1))
+    its = Seen(1.0, child.pid, "x", ("cpus", child.pid))
     found = culprit(its)
+    own = culprit(replace(its, tid=os.getpid()))
     child.communicate(b"\n")
-    assert found == replace(culprit(replace(its, tid=os.getpid())), pid=child.pid)
+    assert own is not None
+    assert found == replace(own, pid=child.pid)
     assert culprit(its) == Culprit(child.pid, "x")
     assert str(culprit(its)) == f"x (pid {child.pid}, which has ended)"
+
+
+HIS = "/user.slice/user-1000.slice/user@1000.service/app.slice"
+
+
+@pytest.mark.parametrize(
+    ("cgroup", "unit"),
+    [
+        ("/system.slice/libvirtd.service", "libvirtd.service"),
+        ("/machine.slice/machine-qemu.scope/libvirt/emulator", "machine-qemu.scope"),
+        (f"{HIS}/libvirtd.service", "user@1000.service"),
+        (f"{HIS}/x/libvirt.service/y.scope", "user@1000.service"),
+        ("/", ""),
+    ],
+)
+def test_a_unit_is_systemds_and_none_that_a_user_makes_in_his_own(
+    texts: dict[tuple[int, str], str], cgroup: str, unit: str
+) -> None:
+    texts[8, "cgroup"] = f"0::{cgroup}\n"
+    assert culprit(Seen(1.0, 8, "x", ("cpus", 7))) == Culprit(8, "x", unit, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("caller", "place", "may"),
+    [
+        ((0, 0), ("cpus", 7), True),
+        ((1000, 0), ("cpus", 7), True),
+        ((64055, 64055), ("scheduler", 7), True),
+        ((1000, 1000), ("scheduler", 7), False),
+        ((0, 1000), ("cpus", 7), False),
+        # The kernel tells of these once it has permitted them.
+        ((1000, 1000), ("txqueuelen", "macvtap0"), True),
+        # It has ended: nobody knows.
+        ((1000, 1000), ("cpus", 9), True),
+    ],
+)
+def test_who_may_not_change_a_thread_is_no_culprit(
+    texts: dict[tuple[int, str], str], caller: tuple[int, int], place: Place, may: bool
+) -> None:
+    """The kernel tells of his call before it refuses it."""
+    texts[8, "status"] = "Name:\tx\nTgid:\t8\nUid:\t{}\t{}\t0\t0\n".format(*caller)
+    assert (culprit(Seen(1.0, 8, "x", place)) is not None) is may
+
+
+@pytest.fixture
+def texts(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, str], str]:
+    """What /proc says of the thread 7 of a QEMU and of the caller 8; more can be written."""
+    found = {
+        (7, "status"): "Tgid:\t7\nUid:\t64055\t64055\t64055\t64055\n",
+        (8, "status"): "Tgid:\t8\nUid:\t0\t0\t0\t0\n",
+        (8, "cgroup"): "0::/system.slice/x.service\n",
+    }
+
+    def text(tid: int, name: str) -> str:
+        if (tid, name) not in found:
+            raise FileNotFoundError(2, "No such file or directory")
+        return found[tid, name]
+
+    monkeypatch.setattr("vsrtune.daemon.events.changes._text", text)
+    return found
 
 
 @pytest.mark.parametrize(
@@ -141,3 +203,12 @@ def test_only_hurried_scopes_stay_hurried() -> None:
     assert hurried.merge(Scope(frozenset(["b"]), hurried=True)).hurried
     assert not hurried.merge(Scope.of("b")).hurried
     assert not hurried.merge(FULL).hurried
+
+
+def test_two_scopes_name_what_has_changed_only_if_both_do() -> None:
+    cpus, both = frozenset({("cpus", 7)}), frozenset({("cpus", 7), ("scheduler", 8)})
+    one = Scope(frozenset(["a"]), hurried=True, places=cpus)
+    other = Scope(frozenset(["b"]), hurried=True, places=frozenset({("scheduler", 8)}))
+    assert NOTHING.merge(one) == one
+    assert one.merge(other).places == both
+    assert not one.merge(replace(other, places=frozenset())).places

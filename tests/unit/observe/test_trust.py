@@ -287,6 +287,44 @@ def test_a_cgroup_of_a_users_own_is_not_libvirts(tree: HostTree) -> None:
     assert [s.pid for s in snapshot.strangers] == [90]
 
 
+def test_a_cgroup_in_thousands_of_others_is_no_more_than_a_strangers(tree: HostTree) -> None:
+    """Whoever has a cgroup makes as many in it as he likes."""
+    pretender(tree, 90, *COPY, exe=QEMU)
+    home = "/user.slice/user-65534.slice/user@65534.service"
+    tree.stats[f"/sys/fs/cgroup{home}"] = FileStat(NOBODY, DIRECTORY, 1, 5)
+    for owner in (NOBODY, 0):
+        tree.stats[f"/sys/fs/cgroup{home}"] = FileStat(owner, DIRECTORY, 1, 5)
+        tree.file("/proc/90/task/90/cgroup", f"0::{home}{'/a' * 1900}\n")
+        snapshot = observer(tree, FakeVirt(domain("vr1")), "*").observe()
+        assert refs(snapshot) == REAL
+        assert [s.pid for s in snapshot.strangers] == [90]
+
+
+@pytest.mark.parametrize("name", ["tuned", "irqbalance"])
+def test_a_guest_stays_one_whatever_its_qemu_calls_itself(tree: HostTree, name: str) -> None:
+    for path in ("/proc/50/stat", "/proc/50/task/50/stat"):
+        tree.file(path, tree.text(path).replace("(qemu-system-x86)", f"({name})"))
+    snapshot = observer(tree, FakeVirt(domain("vr1")), "*").observe()
+    assert refs(snapshot) == REAL
+    assert snapshot.host.neighbours == ()
+
+
+@pytest.mark.parametrize(
+    ("users", "found"), [((0, 0, 0), True), ((7, 7, 7), False), ((7, 0, 0), False)]
+)
+def test_only_root_runs_what_competes_for_settings(
+    tree: HostTree, users: tuple[int, int, int], found: bool
+) -> None:
+    """A program of root's that anybody may run has the name by which he runs it."""
+    tree.thread(90, 90, "irqbalance")
+    status = tree.text("/proc/90/task/90/status")
+    written = "Uid:\t{}\t{}\t{}\t0\n".format(*users)
+    tree.file("/proc/90/task/90/status", re.sub(r"Uid:.*\n", written, status))
+    tree.file("/proc/90/cmdline", "irqbalance\0--banirq=41\0")
+    neighbours = observer(tree, FakeVirt(domain("vr1")), "*").observe().host.neighbours
+    assert [n.banned_irqs for n in neighbours] == ([(41,)] if found else [])
+
+
 @pytest.mark.parametrize(
     ("stats", "text", "why"),
     [

@@ -284,7 +284,9 @@ class ChangeEvents(Background):
             scope = self._of().get(seen.place) if seen is not None else None
             if seen is None or scope is None or os.path.exists(f"/proc/self/task/{seen.tid}"):
                 continue
-            self._changed(Change(seen.place, culprit(seen), scope))
+            who = culprit(seen)
+            if who is not None:
+                self._changed(Change(seen.place, who, scope))
 
     def _of(self) -> Mapping[Place, Scope]:
         snapshot = self._snapshot()
@@ -293,20 +295,34 @@ class ChangeEvents(Background):
         return self._places[1]
 
 
-def culprit(seen: Seen) -> Culprit:
-    """Who caused an event. Of a thread that has ended meanwhile only its own id and name are
-    known."""
+def culprit(seen: Seen) -> Culprit | None:
+    """Who caused an event; None for somebody whom the kernel refuses the change, because he is
+    neither root nor the thread's owner (check_same_owner): it tells of the call before it judges.
+    Of a thread that has ended meanwhile only its own id and name are known."""
     tid = seen.tid
     try:
-        with open(f"/proc/{tid}/cgroup", encoding="utf-8", errors="replace") as file:
-            cgroup = unified_cgroup(file.read(_MOST))
-        with open(f"/proc/{tid}/status", encoding="utf-8", errors="replace") as file:
-            group = re.search(r"^Tgid:\s*(\d+)$", file.read(_MOST), re.MULTILINE)
+        cgroup = unified_cgroup(_text(tid, "cgroup"))
+        status = _text(tid, "status")
+        group, user = _number(status, "Tgid"), _number(status, r"Uid:\s*\d+")
+        if user and seen.place[0] in _OF_THREADS.values():
+            owner = _text(int(seen.place[1]), "status")
+            if user not in (_number(owner, "Uid"), _number(owner, r"Uid:\s*\d+")):
+                return None
     except OSError:
         return Culprit(tid, seen.comm, when=seen.when)
-    units = [part for part in cgroup.split("/") if part.endswith((".service", ".scope"))]
-    unit = units[-1] if units else ""
-    return Culprit(int(group[1]) if group else tid, seen.comm, unit, seen.when)
+    # The first unit is systemd's; in its own a user makes others of any name.
+    units = (part for part in cgroup.split("/") if part.endswith((".service", ".scope")))
+    return Culprit(group or tid, seen.comm, next(units, ""), seen.when)
+
+
+def _text(tid: int, name: str) -> str:
+    with open(f"/proc/{tid}/{name}", encoding="utf-8", errors="replace") as file:
+        return file.read(_MOST)
+
+
+def _number(status: str, before: str) -> int | None:
+    found = re.search(rf"^{before}:?\s+(\d+)", status, re.MULTILINE)
+    return int(found[1]) if found is not None else None
 
 
 def remove_stale(tracefs: str = TRACEFS) -> None:
@@ -316,7 +332,11 @@ def remove_stale(tracefs: str = TRACEFS) -> None:
     pids |= {pid for pid, _ in _defined(tracefs)}
     for pid in pids:
         if pid.isdecimal() and (int(pid) == os.getpid() or not os.path.exists(f"/proc/{pid}")):
-            remove(tracefs, int(pid))
+            try:
+                remove(tracefs, int(pid))
+            except OSError as error:
+                # Somebody reads its instance. It is in the way of no other.
+                LOGGER.warning("%s: %s", error.filename, error.strerror)
 
 
 def remove(tracefs: str, pid: int) -> None:
