@@ -310,7 +310,7 @@ class TestOrder:
         trials = []
         for turn in range(9):
             for load in LOADS:
-                for name in order.CONFIGURATIONS:
+                for name in order.configurations(1):
                     late = 0
                     if load == LOADS[-1]:
                         late = untuned[turn] if name == order.UNTUNED else ours * (turn == 8)
