@@ -204,12 +204,12 @@ def two_guests(host: FakeKernel) -> tuple[list[Target], Plan]:
     return pins, Plan((*pinned, Action(TxQueueLen("vr3", "macvtap0", 7), 500, 100, "policy")))
 
 
-def late_with_pins(host: FakeKernel) -> list[str]:
-    """From now on a pin ends after half a minute without any success; each is noted."""
+def late_with_pins(host: FakeKernel, step: str = "libvirt cpuset") -> list[str]:
+    """From now on this step of a pin ends after half a minute without success; each is noted."""
     asked: list[str] = []
 
     def wait(what: str) -> None:
-        if what.startswith("libvirt cpuset"):
+        if what.startswith(step):
             asked.append(what)
             raise LateError("cannot acquire state change lock", lasting=Lasting.TRANSIENT)
 
@@ -232,6 +232,22 @@ def test_a_pass_waits_for_libvirt_once(host: FakeKernel, journal: Journal) -> No
     host.ahead = lambda _what: None
     again = tuple(a for a in plan.actions if a.target in pins)
     assert apply(Plan(again), host.ops(), journal).failed == ()
+
+
+def test_a_pin_that_waits_half_way_is_waited_for_twice_and_no_other(
+    host: FakeKernel, journal: Journal
+) -> None:
+    """Once for its other half, and once to take the first back."""
+    pins, plan = two_guests(host)
+    before = host.visible()
+    asked = late_with_pins(host, "libvirt affinity")
+    result = apply(plan, host.ops(), journal)
+    assert len(asked) == 2
+    assert "could not be taken back" in str(result.failed[0][1])
+    assert [(a.target, type(e)) for a, e in result.failed[1:]] == [(pins[1], UntriedError)]
+    host.ahead = lambda _what: None
+    assert undo(host.ops(), journal).failed == ()
+    assert host.visible() == before
 
 
 def test_an_undo_waits_for_libvirt_once_and_restores_what_needs_none(
