@@ -22,6 +22,7 @@ from vsrtune.host.recorded import load
 from vsrtune.model.guest import Confidence, Guest, Role, Sched, SchedClass, Thread, ThreadKey
 from vsrtune.model.plan import Place
 from vsrtune.model.snapshot import Problem, Snapshot
+from vsrtune.observe.host import ProblemLog
 from vsrtune.observe.incremental import recheck
 from vsrtune.observe.observer import LONG_ROUND, ROUND, Observer
 from vsrtune.observe.trust import Standing
@@ -248,3 +249,12 @@ def test_processes_of_this_host_keep_their_number() -> None:
     first = dict(root.processes())
     assert first.items() & dict(root.processes()).items()
     assert "1" in first and root.link_count("/proc/self/task") >= 3
+
+
+def test_content_that_no_reader_expects_is_a_problem_to_report() -> None:
+    log = ProblemLog()
+    assert log.attempt("cpus", lambda: int("none"), 7) == 7
+    (problem,) = log.problems
+    assert problem.reader == "cpus"
+    assert problem.what.startswith("unexpected content: invalid literal for int()")
+    assert problem.what.endswith("`vsrtune record`")
