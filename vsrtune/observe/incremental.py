@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.netdev import Device, DeviceFrames, parse_net_dev
-from vsrtune.host.procfs import read_thread
+from vsrtune.host.procfs import RawThread, read_thread
 from vsrtune.model.guest import (
     Confidence,
     Guest,
@@ -116,13 +116,17 @@ def glance(
             continue
         threads: list[Thread] = []
         for thread in one.guest.threads:
-            now: Thread | None = thread
             if thread.key.tid in tids:
-                now = _reread(root, thread, online)
+                now = _still(root, thread)
+                if now is None:
+                    return None
                 tids.discard(thread.key.tid)
-            if now is None:
-                return None
-            threads.append(now)
+                affinity = now.affinity & online
+                thread = replace(
+                    thread, sched=now.sched, affinity=affinity,
+                    last_cpu=now.last_cpu, cpu_ns=now.cpu_ns,
+                )  # fmt: skip
+            threads.append(thread)
         held[pid] = replace(one, guest=replace(one.guest, threads=tuple(threads)))
     if tids:
         return None
@@ -149,29 +153,25 @@ def _recounted(
 
 
 def _thread(root: HostRoot, thread: Thread, online: CpuSet) -> Thread | None:
-    now = _reread(root, thread, online)
-    if now is None or (now.sched, now.affinity) != (thread.sched, thread.affinity):
+    now = _still(root, thread)
+    if now is None or (now.sched, now.affinity & online) != (thread.sched, thread.affinity):
         return None
     if now.cpu_ns == thread.cpu_ns:
         return thread
-    return now if thread.confidence in (None, Confidence.EXACT) else None
+    if thread.confidence not in (None, Confidence.EXACT):
+        return None
+    return replace(thread, cpu_ns=now.cpu_ns, last_cpu=now.last_cpu)
 
 
-def _reread(root: HostRoot, thread: Thread, online: CpuSet) -> Thread | None:
-    """The thread as it runs now; None when it is gone or in another cgroup."""
+def _still(root: HostRoot, thread: Thread) -> RawThread | None:
+    """The thread as /proc shows it; None when it is gone or in another cgroup."""
     try:
         now = read_thread(root, thread.key.pid, thread.key.tid)
     except (OSError, ValueError, LookupError):
         return None
     if now is None or (now.key, now.cgroup or "") != (thread.key, thread.cgroup):
         return None
-    return replace(
-        thread,
-        sched=now.sched,
-        affinity=now.affinity & online,
-        last_cpu=now.last_cpu,
-        cpu_ns=now.cpu_ns,
-    )
+    return now
 
 
 def _interface(

@@ -23,6 +23,7 @@ from vsrtune.daemon.events.thread import Background
 from vsrtune.daemon.scope import FULL, Scope
 from vsrtune.daemon.systemd import LOGGER
 from vsrtune.host.filesystem import unified_cgroup
+from vsrtune.host.procfs import parse_status_uids
 from vsrtune.model.plan import Culprit, Place
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import NapiThreaded, RrTimeslice, TxQueueLen
@@ -303,26 +304,22 @@ def culprit(seen: Seen) -> Culprit | None:
     try:
         cgroup = unified_cgroup(_text(tid, "cgroup"))
         status = _text(tid, "status")
-        group, user = _number(status, "Tgid"), _number(status, r"Uid:\s*\d+")
+        group = re.search(r"^Tgid:\s*(\d+)$", status, re.MULTILINE)
+        _, user, _ = parse_status_uids(status)
         if user and seen.place[0] in _OF_THREADS.values():
-            owner = _text(int(seen.place[1]), "status")
-            if user not in (_number(owner, "Uid"), _number(owner, r"Uid:\s*\d+")):
+            real, effective, _ = parse_status_uids(_text(int(seen.place[1]), "status"))
+            if user not in (real, effective):
                 return None
-    except OSError:
+    except (OSError, ValueError):
         return Culprit(tid, seen.comm, when=seen.when)
     # The first unit is systemd's; in its own a user makes others of any name.
     units = (part for part in cgroup.split("/") if part.endswith((".service", ".scope")))
-    return Culprit(group or tid, seen.comm, next(units, ""), seen.when)
+    return Culprit(int(group[1]) if group else tid, seen.comm, next(units, ""), seen.when)
 
 
 def _text(tid: int, name: str) -> str:
     with open(f"/proc/{tid}/{name}", encoding="utf-8", errors="replace") as file:
         return file.read(_MOST)
-
-
-def _number(status: str, before: str) -> int | None:
-    found = re.search(rf"^{before}:?\s+(\d+)", status, re.MULTILINE)
-    return int(found[1]) if found is not None else None
 
 
 def remove_stale(tracefs: str = TRACEFS) -> None:
