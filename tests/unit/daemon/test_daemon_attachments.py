@@ -56,6 +56,19 @@ def by_hand(host: FakeAttachHost, path: Path, to: Attachment) -> None:
         switcher.carry_out(made)
 
 
+def killed_amid(host: FakeAttachHost, path: Path) -> None:
+    """A process that switches by hand dies after its fourth step."""
+
+    def kill(number: int) -> None:
+        if number == 4:
+            raise Killed
+
+    host.after = kill
+    with pytest.raises(Killed):
+        by_hand(host, path, FORTH)
+    host.after = lambda _number: None
+
+
 def test_nothing_asked_nothing_done(host: FakeAttachHost, keeper: AttachKeeper, path: Path) -> None:
     keeper.update(NONE)
     assert keeper.stop()
@@ -153,14 +166,7 @@ def test_a_dead_process_is_cleaned_up_after(
 ) -> None:
     before = host.picture()
 
-    def kill(number: int) -> None:
-        if number == 4:
-            raise Killed
-
-    host.after = kill
-    with pytest.raises(Killed):
-        by_hand(host, path, FORTH)
-    host.after = lambda n: None
+    killed_amid(host, path)
     assert host.picture() != before
     keeper.update(())
     assert host.picture() == before
@@ -236,14 +242,7 @@ def test_an_end_while_another_process_switches_is_none(
 def test_an_end_with_a_switch_unfinished_is_none(
     host: FakeAttachHost, keeper: AttachKeeper, path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def kill(number: int) -> None:
-        if number == 4:
-            raise Killed
-
-    host.after = kill
-    with pytest.raises(Killed):
-        by_hand(host, path, FORTH)
-    host.after = lambda _number: None
+    killed_amid(host, path)
     host.away_until = 1e9
     assert not keeper.stop()
     assert errors(caplog)

@@ -21,13 +21,16 @@ def listener(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> socket.socket:
     return sock
 
 
-def test_systemd_receives_every_state(
-    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def notifier(listener: socket.socket, monkeypatch: pytest.MonkeyPatch) -> systemd.Notifier:
+    """One that the watchdog watches, and the listener hears."""
     pytest.importorskip("systemd.daemon")
     monkeypatch.setenv("WATCHDOG_USEC", "60000000")
     monkeypatch.delenv("WATCHDOG_PID", raising=False)
-    notifier = systemd.Notifier()
+    return systemd.Notifier()
+
+
+def test_systemd_receives_every_state(listener: socket.socket, notifier: systemd.Notifier) -> None:
     assert notifier.watchdog_seconds == 60
     heard = []
     for call in (notifier.ready, notifier.ping, notifier.reloading, notifier.stopping):
@@ -41,12 +44,8 @@ def test_systemd_receives_every_state(
 
 
 def test_a_ping_asks_for_time_while_the_daemon_starts_or_stops(
-    listener: socket.socket, monkeypatch: pytest.MonkeyPatch
+    listener: socket.socket, notifier: systemd.Notifier
 ) -> None:
-    pytest.importorskip("systemd.daemon")
-    monkeypatch.setenv("WATCHDOG_USEC", "60000000")
-    monkeypatch.delenv("WATCHDOG_PID", raising=False)
-    notifier = systemd.Notifier()
     heard = []
     for before in (None, notifier.ready, notifier.reloading, notifier.stopping):
         if before is not None:
