@@ -55,7 +55,7 @@ test: lint ## lint, then unit, browser, netns and the core tests in labs of both
 	LAB_TIER=core tests/run -m "not beyond" $(SUITE)
 
 test-all: lint lint-packages ## hours: every test in every lab, every interruption point, and the pair
-	@# RESUME=1 boots only the labs that have not passed on this very tree.
+	@# RESUME=1 boots only the labs that have not passed on what they read now.
 	@tests/browser/install || echo "no chromium: the browser tests will be skipped"
 	@echo "== unit, browser, netns and all lab tests" && LAB_STRIDE=1 $(if $(RESUME),LAB_RESUME=1) tests/run $(SUITE)
 	@$(MAKE) pair

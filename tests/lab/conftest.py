@@ -18,7 +18,6 @@ from labreport import (
     compare,
     last_summary,
     passed_before,
-    this_run,
     tier,
     write_summary,
 )
@@ -52,9 +51,8 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     )
     # Python would end at once, and the labs would run on.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    this_run()
     place = _place(session.config)
-    commands = {boot.id: boot.command for boot in boots if not passed_before(place, boot.id)}
+    commands = {b.id: b.command for b in boots if not passed_before(place, b.id, b.files)}
     session.config.stash[RUNS] = LabRuns(commands, place)
 
 

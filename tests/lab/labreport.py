@@ -9,7 +9,7 @@ import os
 import re
 import subprocess
 import xml.etree.ElementTree as ET
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,8 +20,14 @@ _TREE = Path(__file__).resolve().parents[2]
 _PROMISES = _TREE / "docs/promises.yaml"
 # In what a lab left that passed: the tree it was made of, and what was asked of it.
 _PASSED_ON = "passed-on"
-# What no test in a lab reads.
-_NOT_TESTED = ("docs/results", "docs/images", "docs/reliability.md", "CHANGELOG.md")
+# What no lab reads.
+_NOT_READ = (
+    "docs/results", "docs/images", "docs/reliability.md", "CHANGELOG.md", "tests/unit/*/test_*.py",
+    "tests/browser", "tests/experiments", "tests/fuzz", "tests/mutants", "tests/netns",
+    "tests/scale", "tests/screenshots",
+)  # fmt: skip
+_INSIDE = "tests/lab/inside/"
+_IMPORT = re.compile(r"^(?:from|import) (test_\w+)", re.MULTILINE)
 # Less than this many seconds more, or less than half as much again, is chance.
 _SLOWER = 20.0
 
@@ -63,18 +69,41 @@ def read_report(boot: str, path: Path, boots: int = 1) -> LabReport:
 
 
 @functools.cache
-def this_run() -> str:
-    """The tree and the tier of this run; ask before a lab starts, for the tree may change meanwhile.
-    Empty where git does not know the tree."""
-    excluded = (f":(exclude){path}" for path in _NOT_TESTED)
+def _sums() -> dict[str, str]:
+    """The checksum of each file that a lab may read, by its path. Empty where git does not know the
+    tree."""
+    excluded = (f":(exclude){path}" for path in _NOT_READ)
     words = ["git", "-C", str(_TREE), "ls-files", "-co", "--exclude-standard", "-z", *excluded]
-    total = hashlib.sha256()
-    names = subprocess.run(words, check=False, capture_output=True).stdout.split(b"\0")
-    for name in sorted(filter(None, names)):
-        path = _TREE / name.decode()
-        if path.is_file():
-            total.update(b"%s %d:" % (name, path.stat().st_size) + path.read_bytes())
-    return f"{total.hexdigest()} {tier()}\n" if names != [b""] else ""
+    names = subprocess.run(words, check=False, capture_output=True).stdout.decode().split("\0")
+    return {
+        name: hashlib.sha256((_TREE / name).read_bytes()).hexdigest()
+        for name in sorted(filter(None, names))
+        if (_TREE / name).is_file()
+    }
+
+
+def _with_imports(files: Iterable[str]) -> set[str]:
+    """These files of tests in a lab, and those that they import."""
+    found: set[str] = set()
+    more = set(files)
+    while more:
+        found |= more
+        texts = [(_TREE / _INSIDE / name).read_text() for name in more]
+        more = {f"{name}.py" for text in texts for name in _IMPORT.findall(text)} - found
+    return found
+
+
+def this_run(files: Iterable[str]) -> str:
+    """The tier of this run, and a checksum of what a lab reads that runs these ``files`` of tests.
+    Ask before a lab starts, for the tree may change meanwhile. Empty where git does not know the
+    tree."""
+    run = {f"{_INSIDE}{name}" for name in _with_imports(files)}
+    read = (
+        f"{name} {digest}\n"
+        for name, digest in _sums().items()
+        if not name.startswith(f"{_INSIDE}test_") or name in run
+    )
+    return f"{hashlib.sha256(''.join(read).encode()).hexdigest()} {tier()}\n" if _sums() else ""
 
 
 def tier() -> str:
@@ -83,17 +112,18 @@ def tier() -> str:
     return " ".join(f"{name}={os.environ[name]}" for name in asked if os.environ.get(name))
 
 
-def passed(share: Path) -> None:
-    """Keep that this lab passed on this tree."""
-    (share / _PASSED_ON).write_text(this_run())
+def passed(share: Path, files: Iterable[str]) -> None:
+    """Keep that this lab, which runs these files of tests, passed on this tree."""
+    (share / _PASSED_ON).write_text(this_run(files))
 
 
-def passed_before(place: Path, boot: str) -> Path | None:
-    """With LAB_RESUME, what the lab left in an earlier run that it passed on this tree."""
-    if not os.environ.get("LAB_RESUME") or not this_run():
+def passed_before(place: Path, boot: str, files: Iterable[str]) -> Path | None:
+    """With LAB_RESUME, what the lab left in an earlier run that it passed on what it reads now."""
+    now = this_run(files)
+    if not os.environ.get("LAB_RESUME") or not now:
         return None
     for path in sorted(place.parent.glob(f"*/{boot}/{_PASSED_ON}"), reverse=True):
-        if path.read_text() == this_run():
+        if path.read_text() == now:
             return path.parent
     return None
 

@@ -143,7 +143,6 @@ def test_saved_started_and_tuned_by_the_next_daemon(
     check(travelling, never_tuned)
 
 
-@labhelp.core("bookworm")
 @labhelp.one_release("what undo does with a note")
 def test_undo_restores_what_came_along(travelling: LabGuest, never_tuned: list[str]) -> None:
     save(travelling)

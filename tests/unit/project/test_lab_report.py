@@ -88,17 +88,29 @@ def test_an_emulated_cpu_that_never_runs_any_more_is_named() -> None:
     assert found == "CPU 1/TCG"
 
 
-def test_a_lab_that_passed_on_this_tree_need_not_boot_again(
+def test_a_lab_that_passed_on_what_it_reads_need_not_boot_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("LAB_RESUME", raising=False)
     share = tmp_path / "run1/trixie-veth"
     share.mkdir(parents=True)
-    labreport.passed(share)
+    labreport.passed(share, ["test_msr.py"])
     place = tmp_path / "run2"
-    assert labreport.passed_before(place, "trixie-veth") is None, "nobody asked"
+    assert labreport.passed_before(place, "trixie-veth", ["test_msr.py"]) is None, "nobody asked"
     monkeypatch.setenv("LAB_RESUME", "1")
-    assert labreport.passed_before(place, "trixie-veth") == share
-    assert labreport.passed_before(place, "bookworm-veth") is None
-    (share / "passed-on").write_text("another tree\n")
-    assert labreport.passed_before(place, "trixie-veth") is None
+    assert labreport.passed_before(place, "trixie-veth", ["test_msr.py"]) == share
+    assert labreport.passed_before(place, "bookworm-veth", ["test_msr.py"]) is None
+    sums = labreport._sums()
+    for name, booted in (
+        ("tests/lab/inside/test_vfio.py", False),
+        # test_msr.py imports it.
+        ("tests/lab/inside/test_pvr.py", True),
+        ("tests/lab/inside/labhelp.py", True),
+        ("vsrtune/cli/main.py", True),
+    ):
+        monkeypatch.setattr(labreport, "_sums", lambda name=name: sums | {name: "other"})
+        before = labreport.passed_before(place, "trixie-veth", ["test_msr.py"])
+        assert (before is None) is booted, name
+        assert name in sums
+    assert not any(name.startswith(("tests/unit/cli/", "docs/results/")) for name in sums)
+    assert "tests/unit/support/fake_kernel.py" in sums
