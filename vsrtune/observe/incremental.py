@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.host.filesystem import HostRoot
-from vsrtune.host.netdev import Device, DeviceFrames, parse_net_dev
+from vsrtune.host.netdev import Device, DeviceFrames, NetReader, parse_net_dev
 from vsrtune.host.procfs import RawThread, read_thread
 from vsrtune.model.guest import (
     Confidence,
@@ -24,9 +24,13 @@ from vsrtune.model.guest import (
 from vsrtune.model.module_counters import parse as parse_counters
 from vsrtune.model.plan import Place
 from vsrtune.model.snapshot import Problem, Snapshot, SnapshotSlice
+from vsrtune.model.targets import TxQueueLen
 from vsrtune.observe.passed_devices import passed_device
 from vsrtune.observe.qemu_processes import Processes, QemuProcess
 from vsrtune.observe.trust import Standing
+
+# The kinds of places that one look at a thread or device tells all about.
+_AT_A_GLANCE = ("cpus", "scheduler", TxQueueLen.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,35 +107,55 @@ def recheck(known: ObservationCache, root: HostRoot) -> tuple[ObservationCache, 
 def glance(
     known: ObservationCache, root: HostRoot, names: frozenset[str], places: frozenset[Place]
 ) -> ObservationCache | None:
-    """Read the class and the CPUs of the threads that ``places`` names, of the guests with these
-    libvirt names, and nothing else; None when that does not suffice. The others ask libvirt, which
-    takes longer than all the rest of their pass."""
+    """Read of the guests with these libvirt names what ``places`` names, and nothing else: the
+    class and the CPUs of threads, the queue length of devices. None when that does not suffice.
+    Other passes ask libvirt, which takes longer than all the rest of them."""
     # A class bears on the books of class deadline.
-    if known.delicate or any(kind not in ("cpus", "scheduler") for kind, _ in places):
+    if known.delicate or any(kind not in _AT_A_GLANCE for kind, _ in places):
         return None
-    tids = {tid for _, tid in places}
-    online, held = known.snapshot.host.online, dict(known.held)
+    left, online = {what for _, what in places}, known.snapshot.host.online
+    held, net = dict(known.held), NetReader(root)
     for pid, one in known.held.items():
         if one.guest is None or one.domain not in names:
             continue
-        threads: list[Thread] = []
-        for thread in one.guest.threads:
-            if thread.key.tid in tids:
-                now = _still(root, thread)
-                if now is None:
-                    return None
-                tids.discard(thread.key.tid)
-                affinity = now.affinity & online
-                thread = replace(
-                    thread, sched=now.sched, affinity=affinity,
-                    last_cpu=now.last_cpu, cpu_ns=now.cpu_ns,
-                )  # fmt: skip
-            threads.append(thread)
-        held[pid] = replace(one, guest=replace(one.guest, threads=tuple(threads)))
-    if tids:
+        guest = one.guest
+        threads = [_changed(root, t, online) if t.key.tid in left else t for t in guest.threads]
+        interfaces = [_resized(net, i) if i.target in left else i for i in guest.interfaces]
+        if None in threads or None in interfaces:
+            return None
+        left -= {t.key.tid for t in guest.threads} | {i.target for i in guest.interfaces}
+        guest = replace(
+            guest,
+            threads=tuple(t for t in threads if t is not None),
+            interfaces=tuple(i for i in interfaces if i is not None),
+        )
+        held[pid] = replace(one, guest=guest)
+    if left:
         return None
     snapshot = replace(known.snapshot, guests=listed(held))
     return replace(known, held=held, snapshot=snapshot, refreshed=SnapshotSlice.of(snapshot, names))
+
+
+def _changed(root: HostRoot, thread: Thread, online: CpuSet) -> Thread | None:
+    now = _still(root, thread)
+    if now is None:
+        return None
+    affinity = now.affinity & online
+    return replace(
+        thread, sched=now.sched, affinity=affinity, last_cpu=now.last_cpu, cpu_ns=now.cpu_ns
+    )
+
+
+def _resized(net: NetReader, interface: Interface) -> Interface | None:
+    """The interface with the length of its queue; None when more is new of its device."""
+    try:
+        device = net.device(interface.target)
+        now = replace(interface, **net.numbers(device)) if device is not None else None
+    except (OSError, ValueError):
+        return None
+    if device is None or now is None or device.ifindex != interface.ifindex:
+        return None
+    return now if replace(now, txqueuelen=interface.txqueuelen) == interface else None
 
 
 def _recounted(

@@ -94,7 +94,22 @@ def test_a_thread_that_somebody_changed_is_read_alone(
     assert not [path for path in host.read if not path.startswith(f"{task}/")]
 
 
-@pytest.mark.parametrize("what", ["gone", "cgroup", "device", "another's", "delicate"])
+def test_a_device_whose_queue_somebody_changed_is_read_alone(
+    host: MovingHost, named: tuple[Observer, Guest, Thread], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    observer, guest, _ = named
+    device = guest.interfaces[0].target
+    host._queue(guest.name, random.Random(1))
+    now = Observer(host.root, host).observe()
+    host.read.clear()
+    monkeypatch.setattr(host, "domain", None)
+    part = observer.observe_some(frozenset([guest.name]), frozenset([("txqueuelen", device)]))
+    assert part.names == {guest.name}
+    assert part.snapshot == now
+    assert not [path for path in host.read if f"/net/{device}/" not in path]
+
+
+@pytest.mark.parametrize("what", ["gone", "cgroup", "device", "index", "another's", "delicate"])
 def test_where_a_thread_alone_does_not_suffice_the_guest_is_read(
     host: MovingHost, named: tuple[Observer, Guest, Thread], what: str
 ) -> None:
@@ -108,7 +123,11 @@ def test_where_a_thread_alone_does_not_suffice_the_guest_is_read(
         path = f"/proc/{guest.pid}/task/{tid}/cgroup"
         host.texts[path] = host.texts[f"/proc/{guest.pid}/task/{guest.pid}/cgroup"]
     elif what == "device":
+        places.add(("napi-threaded", guest.interfaces[0].target))
+    elif what == "index":
         places.add(("txqueuelen", guest.interfaces[0].target))
+        sysfs = f"/sys/devices/virtual/net/{guest.interfaces[0].target}"
+        write(host, f"{sysfs}/uevent", r"IFINDEX=.*", "IFINDEX=4711")
     elif what == "another's":
         places.add(("cpus", 1))
     elif observer._known is not None:
