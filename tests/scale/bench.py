@@ -35,7 +35,7 @@ from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.daemon.scope import FULL, UNANNOUNCED, Scope
 from vsrtune.daemon.systemd import LOGGER
 from vsrtune.execute.journal import Journal
-from vsrtune.observe.observer import LONG_ROUND, ROUND, Observer
+from vsrtune.observe.observer import LONG_ROUND, ROUND, SELDOM, Observer
 from vsrtune.observe.one_pass import FEW
 from vsrtune.plan import planner
 from vsrtune.policy.parser import parse
@@ -53,6 +53,7 @@ profile: none
 """
 PAIRS = 5
 INTERVAL = 10.0
+TURNS = LONG_ROUND * SELDOM
 WANTED = 3.0
 
 
@@ -173,12 +174,11 @@ def measure(guests: int, place: Path, say: Callable[[str], None]) -> Row:
         if root.read(f"/sys/devices/virtual/net/{names.device(0)}/tx_queue_len") != "300\n":
             raise SystemExit(f"{names.name} was not put back")
     counting = Recorded(str(place))
-    idle = Reconciler(
-        Observer(counting, TreeVirt(host, counting)), TreeOps(host, root), journal, policies
-    )
+    quiet = Observer(counting, TreeVirt(host, counting), told=lambda: True)
+    idle = Reconciler(quiet, TreeOps(host, root), journal, policies)
     idle.run(FULL)
     counting.files.clear()
-    turns = [timed(lambda: idle.run(idle.again().merge(UNANNOUNCED))) for _ in range(LONG_ROUND)]
+    turns = [timed(lambda: idle.run(idle.again().merge(UNANNOUNCED))) for _ in range(TURNS)]
     scrape = timed(lambda: exposition(passes.state))
     size = len(exposition(passes.state))
     gc.collect()
@@ -274,11 +274,12 @@ averages at the end {load}. Times are CPU time of this process.
   had grown by after its second pass, journal and snapshot included.
 - **one changed guest**: the median of nine passes, each for one guest whose queue length
   something had changed: looked at alone, planned alone, put back through the journal.
-- **turn**: what the daemon does every {INTERVAL:.0f} s without an event; the median. Each turn lists /proc and
-  counts the threads of every guest. With up to {FEW} guests each, otherwise every {ROUND}th, reads the threads of
-  all guests that a policy can name; every {ROUND}th compares the host; every {LONG_ROUND}th looks at everything.
-  **files in a turn** is the mean of {LONG_ROUND} turns, **idle hour** their CPU time extrapolated to an hour. The
-  guard, which samples four times a second beside, is not in it.
+- **turn**: what the daemon does every {INTERVAL:.0f} s without an event, while the kernel tells it of changes by
+  other programs; the median. Each turn lists /proc and counts the threads of every guest. With up to {FEW}
+  guests each, otherwise every {ROUND * SELDOM}th, reads the threads of all guests that a policy can name; every {ROUND}th
+  compares the host; every {TURNS}th looks at everything. **files in a turn** is the mean of {TURNS} turns,
+  **idle hour** their CPU time extrapolated to an hour. The guard, which samples four times a second
+  beside, is not in it.
 - **scrape**: the text of /metrics for all threads, which is made from what the last pass has seen.
 
 A guest that comes, one whose CPUs are chosen anew, and one whose lists have changed are planned

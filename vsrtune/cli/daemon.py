@@ -188,7 +188,10 @@ def daemon(
         def wanted() -> QemuFilter:
             return qemu_filter(reconciler.policies, opened.guests())
 
-        observer = live_observer(uri, wanted, notifier.ping)
+        def told() -> bool:
+            return changes.watching.is_set()
+
+        observer = live_observer(uri, wanted, notifier.ping, told)
         ops = LiveSysOps(
             libvirt_uri=uri,
             budgets_end=opened.budgets_end,
@@ -238,7 +241,7 @@ def daemon(
         changes = ChangeEvents(latest, running.changed)
         if watch_changes:
             changes.start()
-        Patrol(LiveRoot(), latest, running.mark_dirty, told=changes.watching.is_set).start()
+        Patrol(LiveRoot(), latest, running.mark_dirty, told=told).start()
         StandstillGuard(LiveRoot(), lambda: reconciler.state, running.step_down, starving).start()
         PolicyWatch(policy_dirs, running.policies_changed).start()
         try:

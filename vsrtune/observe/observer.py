@@ -37,6 +37,9 @@ from vsrtune.policy.matching import QemuFilter
 ROUND = 6
 # Of so many, one is of everything.
 LONG_ROUND = 60
+# While the kernel tells of changes by other programs, those of the guests' settings and those of
+# everything come so many times as seldom.
+SELDOM = 2
 
 
 class Observer:
@@ -45,7 +48,8 @@ class Observer:
     ``virt`` None means a host without libvirt. Without ``memory``, the host's own trace results
     (/run/vsrtune/trace-results.json) are used and never written. Without ``tracer``, a requested
     trace becomes a Problem. ``qemu_filter`` says at each pass whose plain QEMUs may be guests.
-    ``pulse`` is called within a pass, to show progress.
+    ``pulse`` is called within a pass, to show progress. ``told`` says whether the kernel tells of
+    changes by other programs.
     """
 
     def __init__(
@@ -56,6 +60,7 @@ class Observer:
         tracer: Tracer | None = None,
         qemu_filter: Callable[[], QemuFilter] = QemuFilter,
         pulse: Callable[[], None] = lambda: None,
+        told: Callable[[], bool] = lambda: False,
     ) -> None:
         self._root = root
         self._virt = virt
@@ -63,6 +68,7 @@ class Observer:
         self._tracer = tracer
         self._qemu_filter = qemu_filter
         self._pulse = pulse
+        self._told = told
         self._vcpus = VcpuFinder()
         # libvirt's last description of each domain that it confirmed.
         self._texts: dict[Identity, DomainText] = {}
@@ -104,7 +110,8 @@ class Observer:
         the others are read with their settings. Returns the slice that was re-read."""
         self._calls += 1
         known, due = self._known, self._calls % ROUND == 0
-        if known is None or self._calls >= LONG_ROUND or (due and known.delicate):
+        seldom = SELDOM if self._told() else 1
+        if known is None or self._calls >= LONG_ROUND * seldom or (due and known.delicate):
             return SnapshotSlice(self._whole())
         try:
             if due:
@@ -113,7 +120,7 @@ class Observer:
                 if self._pass(known).host_differs():
                     return SnapshotSlice(self._whole())
             found = unannounced(known, self._root, self._table, self._judge())
-            if due or len(known.held) <= FEW:
+            if self._calls % (ROUND * seldom) == 0 or len(known.held) <= FEW:
                 known, changed = recheck(known, self._root)
                 self._known, found = known, found | changed
         except (NotAlone, OSError):
@@ -189,10 +196,13 @@ def live_observer(
     uri: str = DEFAULT_URI,
     qemu_filter: Callable[[], QemuFilter] = QemuFilter,
     pulse: Callable[[], None] = lambda: None,
+    told: Callable[[], bool] = lambda: False,
 ) -> Observer:
     """An observer of this host. A libvirt that is missing or does not run leaves a Problem; plain
     QEMUs are still found."""
-    return Observer(LiveRoot(), LibvirtSource(uri), TraceMemory(), Tracer(), qemu_filter, pulse)
+    return Observer(
+        LiveRoot(), LibvirtSource(uri), TraceMemory(), Tracer(), qemu_filter, pulse, told
+    )
 
 
 def _memory_of(root: HostRoot) -> TraceMemory:

@@ -214,12 +214,11 @@ def _released(inputs: Inputs, judged: Judged) -> frozenset[Target]:
     stays = inputs.host_stays(refused)
     if not stays:
         running.add(HOST_REF)
+    acting = running - refused
     out = {
         t
         for t, value in applied.items()
-        if t.guest in running - refused
-        and t not in judged.desired
-        and not _asked_by_another(judged, t, value)
+        if t.guest in acting and t not in judged.desired and not _asked_by_another(judged, t, value)
     }
     out |= {
         t
@@ -227,7 +226,7 @@ def _released(inputs: Inputs, judged: Judged) -> frozenset[Target]:
         if t.guest not in running and t.guest != HOST_REF and _left_behind(snapshot, t)
     }
     # So does a partition whose CPUs or threads change: they are settled while it is empty.
-    rebuilt = _rebuilt(snapshot, applied, judged.plan) & running - refused
+    rebuilt = _rebuilt(snapshot, applied, judged.plan) & acting
     out |= {t for t in applied if t.guest in rebuilt and isinstance(t, Partition)}
     # The list of a slice binds all threads in it, so it goes with the partition.
     out |= {

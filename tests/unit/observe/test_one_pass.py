@@ -24,7 +24,7 @@ from vsrtune.model.plan import Place
 from vsrtune.model.snapshot import Problem, Snapshot
 from vsrtune.observe.host import ProblemLog
 from vsrtune.observe.incremental import recheck
-from vsrtune.observe.observer import LONG_ROUND, ROUND, Observer
+from vsrtune.observe.observer import LONG_ROUND, ROUND, SELDOM, Observer
 from vsrtune.observe.trust import Standing
 
 HOSTS = ["trixie-e1000e", "trixie-napi", "trixie-veth-multiqueue", "bookworm-veth-plain"]
@@ -158,16 +158,17 @@ def settings(snapshot: Snapshot) -> set[tuple[ThreadKey, Sched, CpuSet]]:
     return {(t.key, t.sched, t.affinity) for t in threads}
 
 
-@pytest.mark.parametrize("few", [0, 16])
+@pytest.mark.parametrize(("few", "seldom"), [(0, 1), (0, SELDOM), (16, 1)])
 @pytest.mark.parametrize("seed", range(3))
 def test_a_patrol_finds_what_nobody_told(
-    host: MovingHost, seed: int, few: int, monkeypatch: pytest.MonkeyPatch
+    host: MovingHost, seed: int, few: int, seldom: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Threads and guests that come and go at the next patrol, and with few guests also their
-    settings; settings of many guests within a round, all else within a long one."""
+    settings; settings of many guests within a round, all else within a long one. Where the kernel
+    tells of changes, rounds are longer."""
     monkeypatch.setattr("vsrtune.observe.observer.FEW", few)
     rng = random.Random(seed)
-    observer = Observer(host.root, host)
+    observer = Observer(host.root, host, told=lambda: seldom > 1)
     observer.observe()
     for _ in range(4):
         done = host.change(rng)
@@ -175,12 +176,26 @@ def test_a_patrol_finds_what_nobody_told(
         now = Observer(host.root, host).observe()
         if host.done[-1][0] in ("start", "stop", "hotplug", "unplug"):
             assert snapshot.guests == now.guests, (done, host.done[-1])
-        for _ in range(0 if few else ROUND):
+        for _ in range(0 if few else ROUND * seldom):
             snapshot = observer.observe_unannounced().snapshot
         assert settings(snapshot) == settings(now)
-        for _ in range(LONG_ROUND):
+        for _ in range(LONG_ROUND * seldom):
             snapshot = observer.observe_unannounced().snapshot
         assert snapshot == now
+
+
+@pytest.mark.parametrize("host", ["trixie-veth-multiqueue"], indirect=True)
+@pytest.mark.parametrize("told", [False, True])
+def test_threads_are_read_half_as_often_while_the_kernel_tells_of_changes(
+    host: MovingHost, told: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("vsrtune.observe.observer.FEW", 0)
+    observer = Observer(host.root, host, told=lambda: told)
+    vcpu = observer.observe().guests[0].by_role(Role.VCPU)[0].key
+    host.read.clear()
+    for _ in range(ROUND * SELDOM):
+        observer.observe_unannounced()
+    assert host.read.count(f"/proc/{vcpu.pid}/task/{vcpu.tid}/status") == (1 if told else SELDOM)
 
 
 def write(host: MovingHost, path: str, old: str, new: str) -> None:
