@@ -209,17 +209,21 @@ class LiveSysOps:
             self._write(target, value)
 
     def online(self) -> CpuSet:
-        """The CPUs that are online now."""
-        return CpuSet.parse(self._root.read(f"{CPUS}/online"))
+        """The CPUs that are online now. Raises WriteError."""
+        with self._translated(f"{CPUS}/online"):
+            return CpuSet.parse(self._root.read(f"{CPUS}/online"))
 
     def unpartitioned(self, cpus: CpuSet) -> CpuSet:
         """Those of ``cpus`` that no cpuset partition holds: what the root cpuset has left
         (``top_cpuset.effective_cpus``). The kernel cuts the mask of every thread outside a
-        partition to them. All of ``cpus`` without the controller on cgroup v2."""
-        try:
-            return cpus & CpuSet.parse(self._root.read(f"{MOUNT}/cpuset.cpus.effective"))
-        except FileNotFoundError:
-            return cpus
+        partition to them. All of ``cpus`` without the controller on cgroup v2. Raises
+        WriteError."""
+        path = f"{MOUNT}/cpuset.cpus.effective"
+        with self._translated(path):
+            try:
+                return cpus & CpuSet.parse(self._root.read(path))
+            except FileNotFoundError:
+                return cpus
 
     def whole(self, target: Target, value: Value) -> Value:
         """The mask or pin ``value`` of a thread that has all CPUs which its cpuset has left, with
@@ -268,17 +272,20 @@ class LiveSysOps:
         self._identified(target.thread, str(target)).set_affinity(cpus)
 
     @contextmanager
-    def _translated(self, target: Target) -> Iterator[None]:
-        """Turn every error into a WriteError or a VanishedError."""
+    def _translated(self, target: Target | str) -> Iterator[None]:
+        """Turn every error into a WriteError or a VanishedError. A fault of our own, too, must keep
+        no other setting from being restored."""
         try:
             yield
         except WriteError:
             raise
         except OSError as error:
             raise self._gone_or(error, target) from error
-        except (ValueError, IndexError, VsrtuneError) as error:
+        except Exception as error:
+            known = isinstance(error, (ValueError, IndexError, VsrtuneError))
+            what = "the kernel's answer makes no sense" if known else "this is a fault of vsrtune"
             raise WriteError(
-                f"the kernel's answer makes no sense: {error}",
+                f"{what}: {error if known else repr(error)}",
                 where=str(target),
                 hint="please report it with the output of `vsrtune record`",
             ) from error
@@ -471,10 +478,10 @@ class LiveSysOps:
         with told(Operation.TIMESLICE, str(target), str(value)):
             self._calls.write(_RR_TIMESLICE, str(value.ms))
 
-    def _gone_or(self, error: OSError, target: Target) -> WriteError:
+    def _gone_or(self, error: OSError, target: Target | str) -> WriteError:
         """VanishedError if the target's thread is gone by now, otherwise the error itself as a
         WriteError."""
-        if not isinstance(target, ThreadlessTarget):
+        if not isinstance(target, ThreadlessTarget | str):
             try:
                 self._identified(target.thread, str(target))
             except VanishedError as vanished:

@@ -220,6 +220,55 @@ def test_a_write_that_fails_for_good_leaves_what_undo_can_finish(
         assert broken.visible() == before, n
 
 
+@pytest.mark.parametrize("side", SIDES)
+@pytest.mark.usefixtures("quick")
+def test_a_fault_of_our_own_keeps_no_other_original_from_coming_back(
+    host: FakeKernel, tmp_path: Path, side: str
+) -> None:
+    """In the nth change of an undo. What it kept is tried again by the next."""
+    plan = make_plan(host)
+    before = host.visible()
+    for n in range(1, 60, STRIDE):
+        broken = host.clone()
+        with open_journal(tmp_path / str(n)) as journal:
+            apply(plan, broken.ops(), journal)
+            setattr(broken, side, failing_at(n, lambda: ZeroDivisionError()))
+            result = undo(broken.ops(), journal)
+            if not result.failed:
+                break
+            assert "test_executor_faults.py" not in str(result.failed[0][1])
+            assert "ZeroDivisionError" in str(result.failed[0][1])
+            assert {a.target for a, _ in result.failed} == {e.target for e in journal.entries()}
+            assert undo(broken.ops(), journal).failed == ()
+        assert broken.visible() == before, n
+    else:
+        raise AssertionError("the undo has more writes than were tried")
+
+
+@pytest.mark.parametrize("name", ["online", "cpuset.cpus.effective"])
+@pytest.mark.usefixtures("quick")
+def test_an_undo_that_cannot_read_which_cpus_there_are_says_so_and_goes_on(
+    host: FakeKernel, tmp_path: Path, name: str
+) -> None:
+    before = host.visible()
+    with open_journal(tmp_path) as journal:
+        apply(make_plan(host), host.ops(), journal)
+        real = host.read
+
+        def read(path: str) -> str:
+            if path.endswith(f"/{name}"):
+                raise OSError(24, "Too many open files")
+            return real(path)
+
+        host.read = read  # type: ignore[method-assign]
+        result = undo(host.ops(), journal)
+        assert any("Too many open files" in str(error) for _, error in result.failed)
+        assert result.done
+        host.read = real  # type: ignore[method-assign]
+        assert undo(host.ops(), journal).failed == ()
+    assert host.visible() == before
+
+
 # -- a disk that fails
 
 
