@@ -153,6 +153,7 @@ class AttachKeeper:
                 self._complain(batch.error)
             # Nothing was touched: every pass tries again.
             self._settled -= set(batch.guests)
+            self._returned -= set(batch.guests)
             return False
         LOGGER.info("switching %s to %s (%s)", names, batch.to, batch.reason)
         try:

@@ -15,6 +15,7 @@ from vsrtune.attach.plan.steps import NAPI_KIND
 from vsrtune.attach.transaction import Switcher
 from vsrtune.daemon.attachments import AttachKeeper
 from vsrtune.model.guest import Attachment
+from vsrtune.model.host import Link
 from vsrtune.policy.model import Policy
 
 A0, B0 = "02:00:00:00:0a:00", "02:00:00:00:0b:00"
@@ -265,4 +266,17 @@ def test_the_end_tries_again_what_a_pass_could_not_switch_back(
     assert errors(caplog)
     host.before = lambda _number: None
     assert keeper.stop()
+    assert host.picture() == before
+
+
+def test_a_switch_back_that_was_refused_is_tried_by_each_pass(
+    host: FakeAttachHost, keeper: AttachKeeper, caplog: pytest.LogCaptureFixture
+) -> None:
+    before = host.picture()
+    keeper.update(NAPI)
+    host.table[90] = Link(90, "x", NAPI_KIND, lower=2, up=True)
+    keeper.update(NONE)
+    assert "belongs to no libvirt guest" in " ".join(errors(caplog))
+    del host.table[90]
+    keeper.update(NONE)
     assert host.picture() == before
