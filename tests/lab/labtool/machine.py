@@ -168,7 +168,9 @@ def _command(
     # only make its software page walks longer.
     command += ["-accel", "tcg,thread=multi", "-cpu", "max,la57=off"]
     machine = "q35" if options.nic == "igb" else "pc"
-    command += ["-machine", f"{machine},vmport=off,hpet=off", "-smp", str(options.cpus)]
+    # CPUs of two NUMA nodes share no socket, or the kernel warns (topology_sane).
+    sockets = f",sockets={options.cpus}" if options.nic == "igb" else ""
+    command += ["-machine", f"{machine},vmport=off,hpet=off", "-smp", f"{options.cpus}{sockets}"]
     each = FRR_MEMORY_MIB + 320 if options.frr else MEMORY_MIB + 160
     memory = 2560 + guests * each
     command += ["-m", str(memory)]
