@@ -53,25 +53,22 @@ T = TypeVar("T")
 
 
 @contextlib.contextmanager
-def opened(
-    host: LiveHost, ledger: Path, before: Callable[[Step], None] = lambda _step: None
-) -> Iterator[Switcher]:
+def opened(host: LiveHost, ledger: Path) -> Iterator[Switcher]:
     """A Switcher on a host, which is closed in the end, with the ledger at that path locked.
-    ``before`` as for Switcher. Raises VsrtuneError."""
+    Raises VsrtuneError."""
     with contextlib.closing(host), AttachLedger.open(ledger) as entries:
-        yield Switcher(host, entries, boot_id(), before)
+        yield Switcher(host, entries, boot_id())
 
 
 class Switcher:
-    """Carries out switches on a host with an open ledger. ``before`` is called with each step
-    before it begins; ``patience`` is how long libvirt may be away, in seconds."""
+    """Carries out switches on a host with an open ledger. ``patience`` is how long libvirt may be
+    away, in seconds."""
 
     def __init__(
         self,
         host: LiveHost,
         ledger: AttachLedger,
         boot: str,
-        before: Callable[[Step], None] = lambda _step: None,
         patience: float = _AWAY_SECONDS,
     ) -> None:
         self._patience = patience
@@ -80,7 +77,6 @@ class Switcher:
         self._clones = Clones(host)
         self._ledger = ledger
         self._boot = boot
-        self._before = before
         self._sweep = Sweep(host, ledger, self._patiently)
         self._check: Callable[[], None] = _nothing
 
@@ -128,7 +124,6 @@ class Switcher:
             self._ledger.add(ORIGIN, encode(origin))
         for step in switch.steps:
             self._check()
-            self._before(step)
             entry = self._ledger.add(STEP, {"boot": self._boot, "step": encode(step)})
             try:
                 with translated():

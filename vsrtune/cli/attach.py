@@ -3,17 +3,12 @@
 
 from __future__ import annotations
 
-import contextlib
-import time
 from pathlib import Path
 
 import click
 
-from vsrtune.attach.outage import SETTLE, OutageWatch, sent_by
-from vsrtune.attach.plan import steps
 from vsrtune.attach.plan.model import Switch, SwitchRequest
 from vsrtune.attach.plan.planner import plan
-from vsrtune.attach.plan.steps import Step
 from vsrtune.attach.survey import survey
 from vsrtune.cli import attachments
 from vsrtune.cli.options import (
@@ -30,8 +25,6 @@ from vsrtune.core.exit_codes import ExitCode
 from vsrtune.doctor.facts.module import BOOT_UNIT, boot_unit_enabled
 from vsrtune.execute.jsonl_log import holder
 from vsrtune.model.guest import Attachment
-
-PATIENCE = 15.0
 
 
 @click.command()
@@ -95,8 +88,7 @@ def attach(
         raise click.UsageError("name a guest")
     if recover:
         check_written(places.ledger, ATTACH_LEDGER)
-    reporter = _Reporter()
-    with attachments.opened(places, reporter.before) as (switcher, host):
+    with attachments.opened(places) as (switcher, host):
         if devices:
             return attachments.outcome(switcher.boot_devices())
         if recover or (switcher.unfinished() and not dry_run):
@@ -114,48 +106,11 @@ def attach(
         attachments.show(switch)
         if dry_run or not switch.moves:
             return ExitCode.DONE
-        with contextlib.ExitStack() as stack:
-            reporter.watch(stack, switch)
-            swept = attachments.carry(switcher, switch)
-            reporter.finish()
+        swept = attachments.carry(switcher, switch)
         _after(switch, places.journal)
     # The guests are where they should be; a later sweep retries a device that was not removed.
     attachments.complain(swept.failed)
     return ExitCode.DONE
-
-
-class _Reporter:
-    """Measures the outages of the guests that are switched live, and prints them."""
-
-    def __init__(self) -> None:
-        self._watches: dict[str, OutageWatch] = {}
-
-    def watch(self, stack: contextlib.ExitStack, switch: Switch) -> None:
-        macs: dict[str, set[str]] = {}
-        for move in switch.moves:
-            if move.live[0]:
-                macs.setdefault(move.guest, set()).add(move.mac)
-        for guest, own in macs.items():
-            self._watches[guest] = stack.enter_context(OutageWatch(sent_by(own)))
-        if macs:
-            time.sleep(SETTLE)
-
-    def before(self, step: Step) -> None:
-        now = time.monotonic()
-        for watch in self._watches.values():
-            if isinstance(step, steps.Plug) and not step.on:
-                watch.begun = now
-            elif isinstance(step, steps.Raise):
-                watch.released = now
-            elif isinstance(step, steps.Define):
-                watch.plugged = min(now, watch.plugged)
-
-    def finish(self) -> None:
-        for guest, watch in self._watches.items():
-            watch.plugged = min(time.monotonic(), watch.plugged)
-            watch.wait(PATIENCE)
-            for line in watch.lines():
-                say(f"{guest}: {line}")
 
 
 def _after(switch: Switch, journal: Path) -> None:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vsrtune.attach import transaction
@@ -13,7 +13,7 @@ from vsrtune.attach.host import LiveHost
 from vsrtune.attach.ledger import STEP
 from vsrtune.attach.plan.model import AttachHostState, Switch
 from vsrtune.attach.plan.requests import Batch, batches, taken_back
-from vsrtune.attach.plan.steps import Origin, Step
+from vsrtune.attach.plan.steps import Origin
 from vsrtune.attach.survey import known_origins, survey
 from vsrtune.attach.sweep import Swept
 from vsrtune.attach.transaction import Switcher
@@ -54,12 +54,10 @@ def look(places: StatePlaces) -> AttachHostState:
 
 
 @contextlib.contextmanager
-def opened(
-    places: StatePlaces, before: Callable[[Step], None] = lambda _step: None
-) -> Iterator[tuple[Switcher, LiveHost]]:
-    """What switches need, with the ledger locked. ``before`` as for Switcher."""
+def opened(places: StatePlaces) -> Iterator[tuple[Switcher, LiveHost]]:
+    """What switches need, with the ledger locked."""
     live = LiveHost(places.uri)
-    with transaction.opened(live, places.ledger, before) as switcher:
+    with transaction.opened(live, places.ledger) as switcher:
         yield switcher, live
 
 
