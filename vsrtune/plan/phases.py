@@ -11,30 +11,20 @@ Undo reverses the order. During a plan and its undo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum, auto
 
 from vsrtune.model.deadline import bandwidth
 from vsrtune.model.guest import Sched, SchedClass, level
 from vsrtune.model.plan import Action, Drift, DriftRule, Skipped
-from vsrtune.model.root_domains import is_partition
 from vsrtune.model.targets import (
     HOST_REF,
-    CgroupDir,
-    CpusetFile,
-    DeviceNumber,
-    EmulatorPin,
     IrqAffinity,
-    Partition,
     QueueCpus,
-    RrTimeslice,
     Target,
     ThreadAffinity,
-    ThreadCgroup,
-    ThreadSched,
     Value,
-    VcpuPin,
 )
 
 # The cgroup for vhost workers, beside libvirt's for the emulator.
@@ -137,86 +127,9 @@ def on_lower_device(target: Target) -> bool:
     return of_host or isinstance(target, IrqAffinity | QueueCpus)
 
 
-def out_of_order(actions: Sequence[Action]) -> Action | None:
-    """The first action that fits into no phase from that of the action before it on; None when
-    all are in order."""
-    phases = list(Phase)
-    at = 0
-    for action in actions:
-        while at < len(phases) and not _takes(phases[at], action):
-            at += 1
-        if at == len(phases):
-            return action
-    return None
-
-
-def _takes(phase: Phase, action: Action) -> bool:
-    """Whether the action may be in the phase."""
-    if action.release or phase is Phase.RELEASES:
-        return action.release and phase is Phase.RELEASES
-    return _TAKES[phase](action)
-
-
 def lowers(before: Sched, after: Sched) -> bool:
     """Whether a thread becomes less urgent, or its budget smaller, which makes room for the budgets
     beside it. A thread that becomes DEADLINE is raised."""
     if after.cls is SchedClass.DEADLINE:
         return bandwidth(after) < bandwidth(before)
     return level(after) < level(before)
-
-
-def _lowered(action: Action) -> bool:
-    before, after = action.before, action.after
-    return isinstance(before, Sched) and isinstance(after, Sched) and lowers(before, after)
-
-
-def _raised(action: Action) -> bool:
-    return isinstance(action.target, ThreadSched) and not _lowered(action)
-
-
-def _pinned(action: Action) -> bool:
-    target = action.target
-    return isinstance(target, ThreadAffinity | VcpuPin) and not on_lower_device(target)
-
-
-def _to_own(action: Action) -> bool:
-    return isinstance(action.target, ThreadCgroup) and str(action.after).endswith(f"/{OWN_CGROUP}")
-
-
-def _into_partition(action: Action) -> bool:
-    return isinstance(action.target, ThreadCgroup) and not _to_own(action)
-
-
-def _partition_cgroup(action: Action) -> bool:
-    target = action.target
-    return isinstance(target, CgroupDir | CpusetFile) and is_partition(target.path)
-
-
-def _list(action: Action) -> bool:
-    return isinstance(action.target, CpusetFile)
-
-
-_TAKES: dict[Phase, Callable[[Action], bool]] = {
-    Phase.INTERRUPTS: lambda a: on_lower_device(a.target),
-    Phase.PARTITION_CGROUPS: _partition_cgroup,
-    Phase.WORKER_CGROUPS: lambda a: isinstance(a.target, CgroupDir),
-    Phase.WORKER_MOVES: _to_own,
-    Phase.STEP_DOWN: _lowered,
-    Phase.LOWER_WORKERS: _lowered,
-    Phase.LOWER_VCPUS: _lowered,
-    Phase.LOWER_SOFTIRQ: _lowered,
-    Phase.PIN_WORKERS: _pinned,
-    Phase.PIN_VCPUS: _pinned,
-    Phase.PARTITION_MOVES: _into_partition,
-    # An emulator of a plain QEMU has no pin of libvirt's.
-    Phase.PIN_EMULATORS: lambda a: isinstance(a.target, EmulatorPin) or _pinned(a),
-    Phase.LISTS_ABOVE: _list,
-    Phase.LISTS_BESIDE: _list,
-    Phase.PARTITION_LISTS: _list,
-    Phase.PARTITIONS: lambda a: isinstance(a.target, Partition),
-    Phase.TIME_SLICE: lambda a: isinstance(a.target, RrTimeslice),
-    Phase.RAISE_SOFTIRQ: _raised,
-    Phase.RAISE_VCPUS: _raised,
-    Phase.RAISE_WORKERS: _raised,
-    Phase.DEVICES: lambda a: isinstance(a.target, DeviceNumber),
-}

@@ -108,7 +108,6 @@ SPOILT: dict[str, tuple[Spoil, str]] = {
     "narrowing-with-workers-inside": (_without(ThreadCgroup), "narrow vhost workers"),
     "move-to-nowhere": (lambda actions: actions[1:], "no cgroup"),
     "twice": (lambda actions: actions + actions[-1:], "second action"),
-    "out-of-order": (lambda actions: (*actions[1:], actions[0]), "out of order"),
     "no-change": (_change(ThreadSched, after=Sched()), "changes nothing"),
     "wrong-before": (_change(VcpuPin, before=Pin(cpus("1-2"), "")), "has CPUs 0-3"),
     "stranger": (

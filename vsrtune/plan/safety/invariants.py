@@ -43,7 +43,7 @@ from vsrtune.model.targets import (
     pinned_cpus,
 )
 from vsrtune.plan.interrupt_cpus import confined, queue_irqs
-from vsrtune.plan.phases import on_lower_device, out_of_order
+from vsrtune.plan.phases import on_lower_device
 from vsrtune.plan.safety.projection import Projection, scope_limit
 
 
@@ -65,7 +65,6 @@ def check(
     ``applied`` is the journal, which knows cgroups in which no thread is. Releases restore what
     was there before vsrtune; ``snapshot`` and ``applied`` are as they leave them.
     """
-    _order(plan)
     plan = replace(plan, actions=tuple(a for a in plan.actions if not a.release))
     pinned = _pinned(snapshot, plan)
     state = Projection(snapshot)
@@ -208,12 +207,6 @@ def _housekeeping(snapshot: Snapshot, pinned: Mapping[Target, CpuSet]) -> None:
     taken = CpuSet.union(pinned.values())
     if pinned and snapshot.host.online <= taken:
         raise _broken(None, f"no housekeeping CPU is left, CPUs {taken} are all pinned to")
-
-
-def _order(plan: Plan) -> None:
-    action = out_of_order(plan.actions)
-    if action is not None:
-        raise _broken(action.target, "its actions are out of order")
 
 
 def _lower_step(state: Projection, action: Action) -> None:
