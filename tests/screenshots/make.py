@@ -142,7 +142,6 @@ class Pictures:
 
     def top(self) -> None:
         """The last frame of top."""
-        from vsrtune.cli.top_source import current_plan
         from vsrtune.cli.top_view import view
         from vsrtune.observe import samples
         from vsrtune.observe.observer import Observer
@@ -152,11 +151,8 @@ class Pictures:
         # Nobody recorded the journal of this host: what vsrtune has set counts as found.
         found = (replace(guest, carried=()) for guest in snapshot.guests)
         snapshot = replace(snapshot, guests=tuple(found))
-        plan, _ = current_plan(
-            snapshot, (self.place / "policies",), self.place / "journal", self.root.path
-        )
         taken = [samples.take(self.root, snapshot, partial(int, at)) for at in self._passing()]
-        self._terminal("top", view(make_frame(*taken[-2:], plan), COLUMNS, 24), 24)
+        self._terminal("top", view(make_frame(*taken[-2:]), COLUMNS, 24), 24)
 
     def _passing(self) -> Any:
         """Let the samples become the root's files, one after the other. Gives their times, ns."""

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -26,7 +27,6 @@ from vsrtune.cli.options import (
     uri_option,
 )
 from vsrtune.cli.render import print_json, say
-from vsrtune.cli.top_source import current_plan
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.daemon.guard import read_starved
@@ -89,8 +89,11 @@ def show(
         render.show(tables.snapshot_tables(snapshot), wide=wide)
         return
 
+    plan = Plan()
     # Other commands report policies and journals that cannot be read.
-    plan = current_plan(host, policy_dirs, journal, root)[0] or Plan()
+    with contextlib.suppress(VsrtuneError):
+        entries, stepped = journalled(journal, root)
+        plan = full_plan(host, load_dirs(policy_dirs), entries, steps=stepped)
     shown = frozenset(g.ref for g in snapshot.guests)
     steps = tables.step_table(s for s in plan.skipped if s.guest in shown)
     drift = tables.drift_table(d for d in plan.drift if not guests or d.target.guest in shown)

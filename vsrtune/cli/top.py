@@ -19,7 +19,6 @@ import click
 from vsrtune.cli.options import (
     Duration,
     chosen,
-    journal_option,
     look_options,
     options,
     uri_option,
@@ -49,7 +48,7 @@ _SHOWN = 16
     click.option("--count", type=click.IntRange(1), metavar="N", help="End after so many frames."),
 )
 @look_options
-@options(journal_option, uri_option)
+@options(uri_option)
 def top(
     interval: float,
     once: bool,
@@ -59,25 +58,23 @@ def top(
     wide: bool,
     policy_dirs: tuple[Path, ...],
     root: Path | None,
-    journal: Path,
     uri: str,
 ) -> int:
-    """Watch CPUs, threads, drops, budgets and drift, live.
+    """Watch CPUs, threads, drops and budgets, live.
 
     Shows what sits on each CPU, and which of them serve interrupts; for each thread that
     handles frames the CPU it is on, its load, and how long it waited for a CPU; where
-    frames are dropped; how much of their budgets DEADLINE threads use; what `vsrtune plan`
-    would still change, and what others have changed. It changes nothing.
+    frames are dropped; how much of their budgets DEADLINE threads use. It changes nothing.
 
     The busiest guests come first. q or Ctrl-C ends it. On anything but a terminal frames
     are plain text, and nothing is left out, as with --wide; --json prints one frame. With
-    --guest, threads, drops and settings are those of these guests.
+    --guest, threads and drops are those of these guests.
 
     \b
     Exit codes: 0 shown, 1 no such guest, 4 the host could not be read.
     """
     single = once or as_json
-    host = TopHost(root, uri, policy_dirs, journal)
+    host = TopHost(root, uri, policy_dirs)
     only = frozenset(guests)
     try:
         if single or wide or not _is_screen():
@@ -103,13 +100,11 @@ def _frames(
     before, taken = host.sample(), time.monotonic()
     chosen(before.snapshot, only)
     if first:
-        plan, notes = host.plan(before.snapshot)
-        yield make_frame(before, before, plan, only, notes)
+        yield make_frame(before, before, only)
     names = _libvirt_names(before.snapshot, sorted(only))
     while not keys.wait(taken + interval - time.monotonic()):
         after, taken = host.sample(names), time.monotonic()
-        plan, notes = host.plan(after.snapshot)
-        frame = make_frame(before, after, plan, only, notes)
+        frame = make_frame(before, after, only)
         names = _libvirt_names(after.snapshot, frame.guests[:_SHOWN])
         yield frame
         before = after

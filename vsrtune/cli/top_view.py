@@ -25,10 +25,6 @@ from vsrtune.views.top_frame import CpuRow, DropRow, Frame
 # From this width on the threads have the left half for themselves.
 WIDE = 150
 
-# First heads that name the table.
-_FIRST = {"Pending": "pending for", "Drift": "drift of", "Bottlenecks": "limit of"}
-# Nouns of the rows of tables that need not be there.
-_NOUNS = {"Pending": "changes", "Drift": "settings", "Notes": "notes"}
 _GAP = 1
 _SPACE = " " * _GAP
 _BUSY = 0.9
@@ -105,7 +101,7 @@ def view(frame: Frame, width: int, height: int) -> Layout:
             for t in filled(top_tables.rate_table(frame), top_tables.bottleneck_table(frame))
         ),
         ScreenTable(top_tables.drop_table(frame), 3, "places", frame.drops, _DROP_STYLES),
-        *(ScreenTable(t, 2, _NOUNS[t.title]) for t in top_tables.setting_tables(frame)),
+        *(ScreenTable(t, 2, "notes") for t in filled(top_tables.note_table(frame))),
     ]
     body = Layout(name="body")
     if width >= WIDE:
@@ -163,7 +159,7 @@ def _render(table_part: ScreenTable, height: int, width: int) -> RenderableType:
     if not table.columns:
         return Text(table.title, style="reverse", no_wrap=True, overflow="ellipsis")
     shown = table_part.rows(height)
-    first = _FIRST.get(table.title, table.columns[0])
+    first = "limit of" if table.title == "Bottlenecks" else table.columns[0]
     rows = [table.rows[n] for n in shown]
     table = replace(table, columns=(first, *table.columns[1:]), rows=rows)
     grid = fit(table, width, _GAP)

@@ -14,13 +14,10 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import DATA_PLANE, Guest, Sched, ThreadKey
 from vsrtune.model.host import Nic
 from vsrtune.model.load import Bottleneck, FrameRates, GuestFrames, HostSample, shared_devices
-from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.model.targets import HOST_REF
 from vsrtune.plan.interrupt_cpus import lower_nics, queue_irqs
 from vsrtune.views.bottleneck import CpuLoad, Flow, bottleneck, is_ring
 from vsrtune.views.host_view import ThreadView, Use, interrupts, thread_views, use_between
-from vsrtune.views.tables import NOTHING, change_row, drift_row
 
 # Other threads of a guest, and ksoftirqd, are shown from this share of a CPU on.
 WORTH_TELLING = 0.01
@@ -70,9 +67,8 @@ class Frame:
     """One picture of the host. ``seconds`` is the time between the two samples, 0 while
     there is only one. ``guests`` are the refs of the guests shown, the busiest first; their
     ``threads`` have the same order. ``rates`` are by guest, where counters tell them. ``drops``
-    begins with the fastest. ``pending`` (change_row() of what the policies ask for and is not made
-    yet, or is refused) and ``drift`` (drift_row()) are filled in when ``planned``. ``notes`` say
-    what could not be read. ``bottlenecks`` are of the guests whose devices count what they get."""
+    begins with the fastest. ``notes`` say what could not be read. ``bottlenecks`` are of the guests
+    whose devices count what they get."""
 
     seconds: float
     kernel: str
@@ -80,9 +76,6 @@ class Frame:
     cpus: tuple[CpuRow, ...]
     threads: tuple[ThreadView, ...]
     drops: tuple[DropRow, ...]
-    planned: bool = False
-    pending: tuple[Mapping[str, str], ...] = ()
-    drift: tuple[Mapping[str, str], ...] = ()
     notes: tuple[str, ...] = ()
     rates: Mapping[str, FrameRates] = field(default_factory=dict)
     bottlenecks: tuple[Bottleneck, ...] = ()
@@ -97,12 +90,10 @@ class Frame:
 def make_frame(
     before: HostSample,
     after: HostSample,
-    plan: Plan | None = None,
     only: frozenset[str] = frozenset(),
-    notes: Sequence[str] = (),
 ) -> Frame:
     """The host of ``after``, with loads and rates since ``before``, and without them when both
-    are the same sample. ``only`` holds the guests (refs) whose threads, drops and settings are
+    are the same sample. ``only`` holds the guests (refs) whose threads and drops are
     shown, all when it is empty. A CPU shows the threads of all guests."""
     interval, snapshot = _Interval(before, after), after.snapshot
     serving = interrupts(snapshot)
@@ -118,10 +109,7 @@ def make_frame(
         cpus=cpus,
         threads=tuple(row for ref in shown for row in rows[ref]),
         drops=tuple(d for d in drops if not (only and d.guest and d.guest not in only)),
-        planned=plan is not None,
-        pending=() if plan is None else _wanted(_pending(plan), only),
-        drift=() if plan is None else _wanted(map(drift_row, plan.drift), only),
-        notes=(*notes, *(f"{p.reader}: {p.what}" for p in snapshot.problems)),
+        notes=tuple(f"{p.reader}: {p.what}" for p in snapshot.problems),
         rates=dict(_rates(interval, shown)),
         bottlenecks=tuple(_bottlenecks(interval, rows, cpus, drops, serving, shown)),
     )
@@ -352,24 +340,3 @@ def _drops(interval: _Interval) -> list[DropRow]:
             rate = interval.rate(interval.before.drops.get(spot), total)
             found.append(DropRow(spot.where, spot.place, spot.guest, rate, total))
     return sorted(found, key=lambda r: (-(r.rate or 0.0), -r.total, r.where, r.place))
-
-
-# -- settings
-
-
-def _pending(plan: Plan) -> list[dict[str, str]]:
-    rows = [change_row(a) for a in plan.actions]
-    rows += [_waiting(s.guest, s.subject, s.reason) for s in plan.skipped if s.pending]
-    rows += [_waiting(r.guest, r.policy, f"refused: {r.reason}; {r.hint}") for r in plan.refusals]
-    return rows
-
-
-def _waiting(guest: str, setting: str, why: str) -> dict[str, str]:
-    return {"guest": guest, "setting": setting, "now": NOTHING, "then": NOTHING, "because": why}
-
-
-def _wanted(
-    rows: Iterable[Mapping[str, str]], only: frozenset[str]
-) -> tuple[Mapping[str, str], ...]:
-    """The rows about guests of ``only``, or about the host."""
-    return tuple(r for r in rows if not only or r["guest"] in only or r["guest"] == HOST_REF)

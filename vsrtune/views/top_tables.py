@@ -8,12 +8,8 @@ from typing import Any
 
 from vsrtune.core.codec import encode
 from vsrtune.views.host_view import ThreadView
-from vsrtune.views.tables import NOTHING, SHORT, Table, cpu_list, filled, short_row
+from vsrtune.views.tables import NOTHING, Table, cpu_list, filled
 from vsrtune.views.top_frame import CpuRow, DropRow, Frame, Resident
-
-# Fields of `top --json`, in the order of change_row() and drift_row().
-PENDING_FIELDS = ("guest", "setting", "now", "then", "reason")
-DRIFT_FIELDS = ("guest", "setting", "desired", "found", "by", "key", "rule")
 
 
 def headline(frame: Frame) -> str:
@@ -21,18 +17,15 @@ def headline(frame: Frame) -> str:
     guests = f"{len(frame.guests)} guest{'' if len(frame.guests) == 1 else 's'}"
     parts = [guests, f"over {frame.seconds:.1f} s" if frame.seconds else "measuring"]
     parts.append(f"{count(sum(d.rate or 0.0 for d in frame.drops))} frames/s dropped")
-    if frame.planned:
-        parts += [f"{len(frame.pending)} pending", f"{len(frame.drift)} drift"]
     parts.append(f"kernel {frame.kernel}")
     return "vsrtune top: " + ", ".join(parts)
 
 
 def tables(frame: Frame) -> list[Table]:
-    """All tables of a frame: headline, CPUs, threads, rates, drops, then pending changes, drift
-    and notes, if any."""
+    """All tables of a frame: headline, CPUs, threads, rates, drops, and notes, if any."""
     first = [Table(headline(frame), ()), cpu_table(frame), thread_table(frame)]
     flow = filled(rate_table(frame), bottleneck_table(frame))
-    return [*first, *flow, drop_table(frame), *setting_tables(frame)]
+    return [*first, *flow, drop_table(frame), *filled(note_table(frame))]
 
 
 def cpu_table(frame: Frame) -> Table:
@@ -87,14 +80,9 @@ def drop_table(frame: Frame) -> Table:
     return Table.of("Dropped frames", rows, right=("drops/s", "in all"))
 
 
-def setting_tables(frame: Frame) -> list[Table]:
-    """Changes that the policies ask for and that are not made yet, settings that somebody has
-    changed, and notes on failures to read; without those that are empty."""
-    return filled(
-        Table.of("Pending", [short_row(row) for row in frame.pending], "warn", **SHORT),
-        Table.of("Drift", frame.drift, "warn", spare=("changed by", "policy key")),
-        Table.of("Notes", [{"note": note} for note in frame.notes], "warn", text=("note",)),
-    )
+def note_table(frame: Frame) -> Table:
+    """Notes on what could not be read."""
+    return Table.of("Notes", [{"note": note} for note in frame.notes], "warn", text=("note",))
 
 
 def data(frame: Frame) -> dict[str, Any]:
@@ -102,8 +90,6 @@ def data(frame: Frame) -> dict[str, Any]:
     return {
         **encode(replace(frame, threads=())),
         "threads": [_thread_data(view) for view in frame.threads],
-        "pending": [dict(zip(PENDING_FIELDS, row.values(), strict=True)) for row in frame.pending],
-        "drift": [dict(zip(DRIFT_FIELDS, row.values(), strict=True)) for row in frame.drift],
     }
 
 

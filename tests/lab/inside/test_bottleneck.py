@@ -23,7 +23,6 @@ import labhelp
 import pytest
 from labhelp import LabGuest
 
-from vsrtune.cli.options import JOURNAL
 from vsrtune.cli.top_source import TopHost
 from vsrtune.model.load import Bottleneck
 from vsrtune.views.top_frame import make_frame
@@ -198,7 +197,7 @@ def trial(bed: Bed, kind: str) -> tuple[Bottleneck, dict[str, Any]]:
     bed.place()
     with ExitStack() as stack:
         made(bed, stack)
-        top = TopHost(None, "qemu:///system", (labhelp.POLICIES,), JOURNAL)
+        top = TopHost(None, "qemu:///system", (labhelp.POLICIES,))
         stack.enter_context(bed.sending(factor * bed.peak, 60.0))
         arrived = Path("/sys/class/net/p0/statistics/rx_packets")
         before = int(arrived.read_text())

@@ -42,7 +42,6 @@ def test_every_thread_of_every_guest_with_its_cpu(
     labhelp.start()
     frame = json.loads(labhelp.vsrtune("top", "--json", "--interval", "3").stdout)
     assert 3 <= frame["seconds"] < 60
-    assert frame["pending"] == frame["drift"] == []
     serving = {c["cpu"] for c in frame["cpus"] if c["use"].startswith("interrupts")}
     assert irq_cpus <= serving
     assert all(c["busy"] is not None for c in frame["cpus"])

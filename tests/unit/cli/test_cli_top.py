@@ -16,65 +16,24 @@ import pytest
 
 from vsrtune.cli import main
 from vsrtune.cli.top import Keys
-from vsrtune.plan.safety.invariants import PlanError
 
 REPO = Path(__file__).resolve().parents[3]
 HOST = REPO / "tests/hosts/trixie-e1000e.json"
 FAST = ("top", "--interval", "0.1", "--root", str(HOST))
-POLICY = 'guest: "vr*"\ncpus: {irq: 0, vcpu: 1, vhost: 2}\nprofile: none\n'
 
 
-@pytest.fixture(autouse=True)
-def policies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    place = tmp_path / "policies"
-    place.mkdir()
-    monkeypatch.setenv("VSRTUNE_POLICIES", str(place))
-    monkeypatch.setenv("VSRTUNE_JOURNAL", str(tmp_path / "journal.jsonl"))
-    return place
-
-
-def test_once_names_every_thread_and_says_what_to_do_without_a_policy(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
+def test_once_names_every_thread(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run([*FAST, "--once"]) == 0
     out = capsys.readouterr().out
     assert re.match(r"vsrtune top: 2 guests, over [0-9.]+ s, 0 frames/s dropped", out)
     assert sum(" vhost macvtap" in line for line in out.splitlines() if "irq" not in line) >= 8
-    assert "vsrtune policy init GUEST" in out
 
 
-def test_pending_is_what_the_policies_still_ask_for(
-    policies: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (policies / "p.yaml").write_text(POLICY)
+def test_a_frame_of_one_guest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main.run([*FAST, "--json", "--guest", "vr2"]) == 0
     frame = json.loads(capsys.readouterr().out)
     assert frame["guests"] == ["vr2"]
-    assert frame["planned"] is True
-    assert {p["guest"] for p in frame["pending"]} == {"vr2"}
     assert {t["guest"] for t in frame["threads"]} == {"vr2"}
-
-
-def test_a_policy_that_cannot_be_read_is_a_note(
-    policies: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (policies / "p.yaml").write_text("guest: x\nwrong: 1\n")
-    assert main.run([*FAST, "--once"]) == 0
-    out = capsys.readouterr().out
-    assert f"{policies}/p.yaml:2" in out
-    assert "pending" not in out
-
-
-def test_a_plan_that_cannot_be_made_is_a_note(
-    policies: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise PlanError("CPU 0 would have no housekeeping")
-
-    (policies / "p.yaml").write_text(POLICY)
-    monkeypatch.setattr("vsrtune.cli.top_source.full_plan", fail)
-    assert main.run([*FAST, "--once"]) == 0
-    assert "CPU 0 would have no housekeeping" in capsys.readouterr().out
 
 
 def test_frames_are_counted(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,7 +1,7 @@
 """A frame of `vsrtune top` on a recorded host with two routers on three CPUs.
 
-They are tuned, two seconds of overload pass, and somebody has changed a setting. The loads and
-drops are made up, so no document shows this frame.
+They are tuned, and two seconds of overload pass. The loads and drops are made up, so no document
+shows this frame.
 """
 
 from __future__ import annotations
@@ -61,23 +61,22 @@ def frame() -> Frame:
     root = AdvancedRoot(HOST)
     seen = _with_cpusets(Observer(root, root.recording.virt()).observe())
     policies = (parse(POLICY, "router.yaml"),)
-    tuned, entries = _tuned(seen, policies)
-    changed = _changed(tuned)
+    tuned = _tuned(seen, policies)
     root.set("/proc/net/softnet_stat", softnet({0: 12, 1: 0, 2: 0}))
     root.set(
         "/proc/stat", proc_stat({0: (500, 400, 9500), 1: (4000, 90, 6000), 2: (900, 40, 9000)})
     )
     root.set("/proc/net/dev", _frames(0, 0, 0, 0))
-    before = samples.take(root, changed, root.clock)
+    before = samples.take(root, tuned, root.clock)
     root.set("/proc/net/softnet_stat", softnet({0: 18, 1: 0, 2: 0}))
     root.set(
         "/proc/stat", proc_stat({0: (633, 517, 9567), 1: (4198, 92, 6002), 2: (971, 43, 9129)})
     )
-    root.pass_time(SECONDS, _loads(changed), _drops())
+    root.pass_time(SECONDS, _loads(tuned), _drops())
     _interrupts(root, {41: 24_112, 44: 23_874, 42: 9_310, 45: 9_276})
     root.set("/proc/net/dev", _frames(148_902, 41_286, 96_310, 312))
-    after = samples.take(root, changed, root.clock)
-    return make_frame(before, after, full_plan(changed, policies, entries))
+    after = samples.take(root, tuned, root.clock)
+    return make_frame(before, after)
 
 
 def _with_cpusets(seen: Snapshot) -> Snapshot:
@@ -92,7 +91,7 @@ def _with_cpusets(seen: Snapshot) -> Snapshot:
     return replace(seen, host=replace(seen.host, cpusets=groups))
 
 
-def _tuned(seen: Snapshot, policies: tuple[Policy, ...]) -> tuple[Snapshot, tuple[Entry, ...]]:
+def _tuned(seen: Snapshot, policies: tuple[Policy, ...]) -> Snapshot:
     """The host as the daemon leaves it: threads run where they may, and what only they make
     possible follows."""
     entries: dict[Target, Entry] = {}
@@ -100,7 +99,7 @@ def _tuned(seen: Snapshot, policies: tuple[Policy, ...]) -> tuple[Snapshot, tupl
         plan = full_plan(seen, policies, tuple(entries.values()))
         assert not plan.refusals, plan.refusals
         if not plan.actions:
-            return seen, tuple(entries.values())
+            return seen
         for action in plan.actions:
             original: Value = action.before
             if action.target in entries:
@@ -110,15 +109,6 @@ def _tuned(seen: Snapshot, policies: tuple[Policy, ...]) -> tuple[Snapshot, tupl
         guests = (replace(g, threads=tuple(map(ran, g.threads))) for g in seen.guests)
         seen = replace(seen, guests=tuple(guests))
     raise AssertionError(f"the plan has no end: {plan.actions}")
-
-
-def _changed(seen: Snapshot) -> Snapshot:
-    """Somebody has set a queue."""
-    vr1, vr2 = seen.guests
-    taps = tuple(
-        replace(i, txqueuelen=1000) if i.target == "macvtap3" else i for i in vr2.interfaces
-    )
-    return replace(seen, guests=(vr1, replace(vr2, interfaces=taps)))
 
 
 def _loads(seen: Snapshot) -> dict[ThreadKey, tuple[float, float]]:

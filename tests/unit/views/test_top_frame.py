@@ -16,9 +16,7 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import Irq, Role, Sched, SchedClass, ThreadKey
 from vsrtune.model.host import SoftirqThread
 from vsrtune.model.load import CpuTimes, DropPlace, FrameRates, GuestFrames
-from vsrtune.model.plan import Action, Plan, Refusal, Skipped
 from vsrtune.model.snapshot import Problem
-from vsrtune.model.targets import TxQueueLen
 from vsrtune.views import layout, top_tables
 from vsrtune.views.host_view import ThreadView, Use
 from vsrtune.views.top_frame import Frame, Resident, make_frame
@@ -142,7 +140,7 @@ class TestDrops:
 
     def frame(self, before: dict[DropPlace, int], after: dict[DropPlace, int], *only: str) -> Frame:
         first = sample(self.seen, 0, {}, before)
-        return make_frame(first, sample(self.seen, 2, {}, after), None, frozenset(only))
+        return make_frame(first, sample(self.seen, 2, {}, after), frozenset(only))
 
     def test_rates_and_the_fastest_first(self) -> None:
         backlog, missed = DropPlace("CPU 0", "backlog"), DropPlace("p0", "rx_missed_errors")
@@ -169,7 +167,7 @@ class TestGuests:
 
     def test_one_of_many_with_all_that_sits_on_its_cpu(self) -> None:
         first, last = busy(3)
-        frame = make_frame(first, last, None, frozenset(["vr1"]))
+        frame = make_frame(first, last, frozenset(["vr1"]))
         assert {r.guest for r in frame.threads} == {"vr1"}
         assert {g for r in on(frame, 0) for g in r.guests if r.kind == "thread"} == {
             "vr0",
@@ -247,36 +245,6 @@ class TestBottlenecks:
     def test_one_sample_tells_nothing(self) -> None:
         only = sample(self.seen, 0, {})
         assert make_frame(only, only).bottlenecks == ()
-
-
-class TestSettings:
-    seen = samples.snapshot()
-    target = TxQueueLen("vr1", "macvtap100", 100)
-    plan = Plan(
-        actions=(Action(target, 500, 300, "queue.macvtap"),),
-        skipped=(
-            Skipped("vr1", "vcpu 0 scheduling", "it has to run there first", pending=True),
-            Skipped("vr1", "emulator", "already set"),
-        ),
-        refusals=(Refusal("vr2", "p.yaml:1", "no CPU is left", "give it one"),),
-    )
-
-    def test_what_is_still_to_be_done(self) -> None:
-        first = sample(self.seen, 0, {})
-        frame = make_frame(first, first, self.plan)
-        assert [tuple(row.values()) for row in frame.pending] == [
-            ("vr1", "macvtap100 txqueuelen", "500", "300", "queue.macvtap"),
-            ("vr1", "vcpu 0 scheduling", "-", "-", "it has to run there first"),
-            ("vr2", "p.yaml:1", "-", "-", "refused: no CPU is left; give it one"),
-        ]
-        assert "3 pending, 0 drift" in top_tables.headline(frame)
-        assert len(make_frame(first, first, self.plan, frozenset(["vr2"])).pending) == 1
-
-    def test_without_a_plan_nothing_is_said_of_it(self) -> None:
-        first = sample(self.seen, 0, {})
-        frame = make_frame(first, first, None, notes=["no policy"])
-        assert "pending" not in top_tables.headline(frame)
-        assert frame.notes == ("no policy", "trace: tracefs is not mounted")
 
 
 def test_a_host_without_guests() -> None:
