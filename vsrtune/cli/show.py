@@ -42,12 +42,10 @@ from vsrtune.model.snapshot import Snapshot, SnapshotSlice
 from vsrtune.model.stepdown import Steps
 from vsrtune.observe import samples
 from vsrtune.observe.config_files import load_dirs
-from vsrtune.observe.load import load
 from vsrtune.observe.recording import record as save
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.policy.model import Policy
 from vsrtune.views import page_data, tables
-from vsrtune.views.tables import Table, moves_table
 from vsrtune.views.top_frame import Frame, make_frame
 from vsrtune.views.top_tables import bottleneck_table
 
@@ -104,7 +102,7 @@ def show(
         [
             *tables.filled(steps, tables.starved_table(read_starved())),
             *tables.snapshot_tables(snapshot, frame.budgets),
-            *tables.filled(bottleneck_table(limited), drift, _moves(snapshot)),
+            *tables.filled(bottleneck_table(limited), drift),
         ],
         wide=wide,
     )
@@ -192,13 +190,6 @@ def _journal_says(journal: Path) -> tuple[str, str]:
         return daemon, ""
     at, what = found
     return daemon, f"{time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(at))}: {what}"
-
-
-def _moves(snapshot: Snapshot) -> Table:
-    """The moves that the daemon has made."""
-    loads = load(snapshot.host.boot_id)
-    when = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(loads.last_time))
-    return moves_table(loads.moves, loads.last_moves, when)
 
 
 @click.command()

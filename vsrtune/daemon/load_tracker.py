@@ -75,13 +75,11 @@ class LoadKeeper:
         moved = moves(done)
         if moved:
             totals = replace(state.totals, moves=state.totals.moves + moved)
-            state = replace(state, totals=totals, last_moves=moved, last_move=time.time())
+            state = replace(state, totals=totals)
         if self._meter is None:
             return state
         try:
-            self._meter.remember(
-                snapshot.host.boot_id, state.totals.moves, state.last_moves, state.last_move
-            )
+            self._meter.remember(snapshot.host.boot_id)
         except VsrtuneError as error:
             if str(error) != self._said:
                 LOGGER.warning("%s", error)

@@ -162,9 +162,6 @@ class DaemonState:
     drifts: tuple[Drift, ...] = ()
     # What the plan leaves undone, and why.
     plan: PlanState = field(default_factory=PlanState)
-    # Threads that the last pass with moves took from one CPU to another, and when (epoch).
-    last_moves: int = 0
-    last_move: float = 0.0
     # Other threads, which starve beside the guests' real-time threads.
     starved: tuple[Starved, ...] = ()
     recent: Recent = field(default_factory=Recent)

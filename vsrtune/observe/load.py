@@ -34,7 +34,7 @@ from vsrtune.model.snapshot import Snapshot
 
 LOAD_PATH = Path("/run/vsrtune/load.json")
 
-_VERSION = 1
+_VERSION = 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,15 +47,10 @@ class ThreadLoad:
 
 @dataclass(frozen=True, slots=True)
 class Loads:
-    """The content of the file. ``moves`` counts threads that were moved from one CPU to another
-    since the daemon started, ``last_moves`` those of the last pass that moved any; ``last_time``
-    is the time of that pass, in seconds since the epoch."""
+    """The content of the file."""
 
     boot_id: str
     threads: tuple[ThreadLoad, ...] = ()
-    moves: int = 0
-    last_moves: int = 0
-    last_time: float = 0.0
     version: int = _VERSION
 
     @property
@@ -141,12 +136,12 @@ class LoadMeter:
         """Whether there are loads that were not saved yet."""
         return self._changed
 
-    def remember(self, boot_id: str, moves: int, last_moves: int, last_time: float) -> None:
+    def remember(self, boot_id: str) -> None:
         """Write the file if there are new loads. Raises ObserveError."""
         if self._changed:
             self._changed = False
             threads = (ThreadLoad(k, w.load) for k, w in (self._known or {}).items() if w.load)
-            save(Loads(boot_id, tuple(threads), moves, last_moves, last_time), self._path)
+            save(Loads(boot_id, tuple(threads)), self._path)
 
     def _due(self, known: Mapping[ThreadKey, Windows]) -> list[ThreadKey]:
         now = self._clock()

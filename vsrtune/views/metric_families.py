@@ -415,11 +415,6 @@ FAMILIES: tuple[Family[Any], ...] = (
         lambda s: s.state.totals.moves,
     ),
     Family(
-        "vsrtune_placement_last_moves", "gauge", "", DAEMON,
-        "Threads that the last pass with any moved from one CPU to another.",
-        lambda s: s.state.last_moves,
-    ),
-    Family(
         "vsrtune_http_refused_connections_total", "counter", "", DAEMON,
         "Connections to this server that were closed at once because too many were open.",
         lambda s: s.refused,

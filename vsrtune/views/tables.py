@@ -200,13 +200,6 @@ def _number(value: int | None) -> str:
     return NOTHING if value is None else str(value)
 
 
-def moves_table(moves: int, last: int, when: str) -> Table:
-    """The number of threads moved for their load since the daemon started; no rows when none
-    was."""
-    row = {"threads moved": str(moves), "the last time": str(last), "at": when}
-    return Table.of("Placement by load", [row] if moves else [])
-
-
 def host_tables(host: Host) -> list[Table]:
     """CPUs, NICs with their interrupts, and neighbours."""
     softirq = {t.cpu: str(t.sched) for t in host.softirq}
