@@ -24,7 +24,6 @@ FILES = (
     ("/usr/share/vsrtune/policies/*.yaml", "Policies to copy."),
     ("/etc/default/vsrtune", "Environment of the daemon, such as VSRTUNE_METRICS."),
     (str(JOURNAL), "What was changed on this boot, with the original values."),
-    (f"{JOURNAL}.trial", "Exists while `vsrtune try` or `apply --confirm` is at work."),
     (str(ATTACH_LEDGER), "Switched attachments, and the devices made for them."),
     ("/run/vsrtune/trace-results.json", "Which worker was seen to serve which interface."),
 )

@@ -136,7 +136,7 @@ def apply(
         guard: TrialGuard | None = None
         with Journal.open(places.journal, boot) as opened:
             if confirm_seconds is not None:
-                guard = stack.enter_context(guardian.start(places))
+                guard = stack.enter_context(guardian.start(places, confirm_seconds))
             _say_discarded(opened)
             ops = _writer(places, opened)
             _say(executor.recover(ops, opened), "finished after a crash")
@@ -154,12 +154,13 @@ def apply(
             with patience("carrying out the plan"):
                 result = executor.apply(made, ops, opened)
             live = len(opened.entries())
+            changed = bool(live) or attachments.concerned((), places.ledger)
+            if guard is not None and not changed:
+                guard.keep()
         _say_applied(made, result, boot)
-        if guard is not None and confirm_seconds is not None:
-            if live or attachments.concerned((), places.ledger):
-                _ask(guard, confirm_seconds, live)
-            else:
-                guard.keep()  # nothing was changed
+        if guard is not None:
+            if changed:
+                _ask(guard, f"{confirm_seconds:g} s", live, places.journal)
             guard.close()
             if not guard.kept:
                 return ExitCode.FAILED
@@ -195,23 +196,23 @@ def _say_applied(made: Plan, result: Result, boot: str) -> None:
         say(f"{len(result.done)} of {len(made.actions)} changes done.")
 
 
-def _ask(guard: TrialGuard, seconds: float, live: int) -> None:
+def _ask(guard: TrialGuard, seconds: str, live: int, journal: Path) -> None:
     """Wait for Enter, `vsrtune confirm` or the deadline."""
     terminal = sys.stdin.isatty()
     how = "Press Enter, or run `vsrtune confirm`," if terminal else "Run `vsrtune confirm`"
     say(
-        f"{how} within {seconds:g} s to keep this. Otherwise `vsrtune undo` is run, which puts "
+        f"{how} within {seconds} to keep this. Otherwise `vsrtune undo` is run, which puts "
         f"back everything that vsrtune has changed ({live} settings now)."
     )
-    end = time.monotonic() + seconds
-    guard.ask(seconds)
-    while guard.waits and time.monotonic() < end:
+    guard.ask()
+    while not guard.over:
         if not terminal:
             time.sleep(0.1)
         elif select.select([sys.stdin], [], [], 0.1)[0]:
             if not sys.stdin.readline():
                 break  # the terminal has gone
-            guard.keep()
+            with contextlib.suppress(VsrtuneError):
+                guardian.confirm(journal, boot_id())
     say("Confirmed." if guard.kept else "Not confirmed.")
 
 
@@ -223,7 +224,7 @@ def confirm(journal: Path) -> int:
     \b
     Exit codes: 0 it stays, 1 nothing waits for a confirmation.
     """
-    guardian.confirm(journal)
+    guardian.confirm(journal, boot_id())
     say("Confirmed. `vsrtune undo` puts everything back.")
     return ExitCode.DONE
 

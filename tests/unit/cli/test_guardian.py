@@ -3,206 +3,174 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import signal
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
+import memory_cli
 import pytest
+import shell_samples as samples
+from memory_cli import Pid1
 
 from vsrtune.cli.options import StatePlaces
 from vsrtune.cli.trial import guardian
+from vsrtune.cli.trial.guardian import TrialGuard
 from vsrtune.core.errors import VsrtuneError
+from vsrtune.execute.journal import Journal
+from vsrtune.execute.jsonl_log import LockedError
+
+SECONDS = 0.5
+
+
+class Changed:
+    """A change that a guardian puts back: a file beside the journal."""
+
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.journal = directory / "journal.jsonl"
+        self.code = 0
+        self._file = directory / "changed"
+        self._monkeypatch = monkeypatch
+
+    @contextlib.contextmanager
+    def guarded(self) -> Iterator[Pid1]:
+        with memory_cli.guarded(self._monkeypatch, self._undo) as pid1:
+            yield pid1
+
+    def _undo(self) -> int:
+        self._file.unlink()
+        return self.code
+
+    def begin(self, seconds: float = 60.0) -> TrialGuard:
+        with self._opened():
+            places = StatePlaces(self.journal, self.journal.with_name("a"), "test:///default")
+            guard = guardian.start(places, seconds)
+            self._file.touch()
+        return guard
+
+    def keep(self, guard: TrialGuard) -> None:
+        with self._opened():
+            guard.keep()
+
+    def _opened(self) -> Journal:
+        return Journal.open(self.journal, samples.BOOT)
+
+    @property
+    def there(self) -> bool:
+        return self._file.exists()
 
 
 @pytest.fixture
-def journal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A journal's place, and guardians that are threads of this process; what they put back is
-    the file ``changed`` beside it."""
-    monkeypatch.setattr(guardian, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(guardian.TrialGuard, "spawn", lambda _guard, _variables: None)
-    return tmp_path / "journal.jsonl"
+def changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Changed:
+    return Changed(tmp_path, monkeypatch)
 
 
 @pytest.fixture
-def sampled_guest(journal: Path) -> Iterator[Callable[[], threading.Thread]]:
-    """Starts a guardian of the journal's trial."""
-    threads: list[threading.Thread] = []
-
-    def undo() -> int:
-        changed(journal).unlink()
-        return 0
-
-    def begin() -> threading.Thread:
-        work = lambda: guardian.watch(guardian.trial_file(journal), undo)  # noqa: E731
-        threads.append(threading.Thread(target=work, daemon=True))
-        threads[-1].start()
-        return threads[-1]
-
-    yield begin
-    for thread in threads:
-        thread.join(10)
-        assert not thread.is_alive()
-
-
-def changed(journal: Path) -> Path:
-    """Stands for what the command has changed on the host."""
-    return journal.with_name("changed")
-
-
-def start(journal: Path) -> guardian.TrialGuard:
-    guard = guardian.start(StatePlaces(journal, journal.with_name("attach"), "test:///default"))
-    changed(journal).touch()
-    return guard
-
-
-def left(journal: Path) -> list[str]:
-    return sorted(p.name for p in journal.parent.iterdir())
+def pid1(changed: Changed) -> Iterator[Pid1]:
+    with changed.guarded() as found:
+        yield found
 
 
 def test_closed_without_keeping_it_is_back(
-    journal: Path, sampled_guest: Callable[[], threading.Thread], capsys: pytest.CaptureFixture[str]
+    changed: Changed, pid1: Pid1, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with start(journal) as guard:
-        sampled_guest()
-        time.sleep(0.05)
-        assert guard.waits
-        assert changed(journal).exists()
-    assert left(journal) == []
-    assert not guard.kept
+    with changed.begin() as guard:
+        time.sleep(0.1)
+        assert (guard.over, changed.there) == (False, True)
+    assert (guard.over, guard.kept, changed.there) == (True, False, False)
     assert capsys.readouterr().out == "Everything is put back.\n"
 
 
-def test_kept_it_stays(journal: Path, sampled_guest: Callable[[], threading.Thread]) -> None:
-    with start(journal) as guard:
-        sampled_guest()
-        assert guard.keep()
-    assert guard.kept
-    assert left(journal) == ["changed"]
+def test_kept_it_stays(changed: Changed, pid1: Pid1) -> None:
+    with changed.begin() as guard:
+        changed.keep(guard)
+    assert (guard.kept, changed.there) == (True, True)
 
 
-def test_confirmed_by_another_session_it_stays(
-    journal: Path, sampled_guest: Callable[[], threading.Thread]
-) -> None:
-    with start(journal) as guard:
-        sampled_guest()
-        with pytest.raises(VsrtuneError, match="still at work"):
-            guardian.confirm(journal)
-        guard.ask(100.0)
-        guardian.confirm(journal)
-        assert guard.kept
-    assert left(journal) == ["changed"]
+def test_confirmed_by_another_session_it_stays(changed: Changed, pid1: Pid1) -> None:
+    with changed.begin() as guard:
+        guard.ask()
+        guardian.confirm(changed.journal, samples.BOOT)
+        assert guard.over
+    assert (guard.kept, changed.there) == (True, True)
     with pytest.raises(VsrtuneError, match="nothing waits"):
-        guardian.confirm(journal)
+        guardian.confirm(changed.journal, samples.BOOT)
 
 
-def test_at_the_deadline_it_is_back_though_the_command_hangs(
-    journal: Path, sampled_guest: Callable[[], threading.Thread]
-) -> None:
-    guard = start(journal)
-    thread = sampled_guest()
-    guard.ask(0.1)
-    thread.join(10)
-    assert left(journal) == []
-    assert not guard.waits
-    assert not guard.keep()
+def test_at_the_deadline_it_is_back_though_the_command_hangs(changed: Changed, pid1: Pid1) -> None:
+    guard = changed.begin(SECONDS)
+    time.sleep(2 * SECONDS)
+    assert changed.there, "the time begins when the command asks"
+    guard.ask()
+    pid1.wait()
+    assert not changed.there
+    with pytest.raises(VsrtuneError, match="nothing waits"):
+        guardian.confirm(changed.journal, samples.BOOT)
     guard.close()
     assert not guard.kept
 
 
+@pytest.mark.parametrize("asked", [False, True])
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
 def test_a_killed_command(
-    journal: Path, sampled_guest: Callable[[], threading.Thread], number: signal.Signals
+    changed: Changed, pid1: Pid1, number: signal.Signals, asked: bool
 ) -> None:
+    guard = changed.begin()
+    if asked:
+        guard.ask()
     pid = os.fork()
     if pid == 0:
         with contextlib.suppress(OSError):
             # Under nohup the signal would be ignored.
             signal.signal(number, signal.SIG_DFL)
-        start(journal)
         signal.pause()
         os._exit(1)
-    while not changed(journal).exists():
-        time.sleep(0.01)
-    thread = sampled_guest()
+    os.close(guard._lock)  # only the child holds it
     time.sleep(0.1)
-    assert changed(journal).exists()
+    assert changed.there
     os.kill(pid, number)
     os.waitpid(pid, 0)
-    thread.join(10)
-    assert left(journal) == []
+    pid1.wait()
+    assert not changed.there
 
 
-def test_a_guardian_that_dies_while_it_puts_back_is_followed_by_another(
-    journal: Path, sampled_guest: Callable[[], threading.Thread]
-) -> None:
-    guard = start(journal)
-    guardian.trial_file(journal).rename(journal.with_name("journal.jsonl.trial.back"))
-    sampled_guest()
+def test_a_guardian_that_is_killed_while_it_waits(changed: Changed, pid1: Pid1) -> None:
+    guard = changed.begin()
+    for _ in pid1.waits:
+        while pid1.at is None or pid1.at.poll() is not None:
+            time.sleep(0.01)
+        pid1.at.kill()
+        pid1.at.wait()
+    pid1.wait()
+    assert not changed.there
     guard.close()
-    assert left(journal) == []
+    assert not guard.kept
 
 
-def test_one_at_a_time_and_what_nobody_guards_is_no_obstacle(journal: Path) -> None:
-    guard = start(journal)
-    with pytest.raises(VsrtuneError, match="not over yet"):
-        start(journal)
-    os.close(guard._fd)  # both killed
-    guard = start(journal)
-    assert guard.keep()
-    guard.close()
+def test_while_the_journal_is_in_use_nobody_keeps_it(changed: Changed, pid1: Pid1) -> None:
+    with (
+        changed.begin(),
+        Journal.open(changed.journal, samples.BOOT),
+        pytest.raises(LockedError),
+    ):
+        guardian.confirm(changed.journal, samples.BOOT)
 
 
-def test_what_fails_is_said(journal: Path) -> None:
-    guard = start(journal)
-    work = threading.Thread(target=guardian.watch, args=(guardian.trial_file(journal), lambda: 1))
-    work.start()
+def test_one_at_a_time(changed: Changed, pid1: Pid1) -> None:
+    with changed.begin(), pytest.raises(VsrtuneError, match="not over yet"):
+        changed.begin()
+
+
+def test_what_fails_is_said(changed: Changed, pid1: Pid1) -> None:
+    changed.code = 1
+    guard = changed.begin()
     with pytest.raises(VsrtuneError, match="not everything could be put back"):
         guard.close()
-    work.join()
 
 
-def test_a_trial_of_another_boot_is_none(journal: Path) -> None:
-    data = {"boot": "another", "pid": 1, "deadline": 5.0}
-    guardian.trial_file(journal).write_text(json.dumps(data))
-    with pytest.raises(VsrtuneError, match="nothing waits"):
-        guardian.confirm(journal)
-
-
-def test_without_a_guardian_nothing_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.executable", "/bin/false")
+def test_without_systemd_nothing_begins(changed: Changed, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(VsrtuneError, match="does not start, so nothing was changed"):
-        guardian.start(
-            StatePlaces(tmp_path / "journal.jsonl", tmp_path / "attach.jsonl", "test:///default")
-        )
-    assert left(tmp_path / "journal.jsonl") == []
-
-
-def test_a_real_guardian_outlives_the_process_group(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Without systemd; on an untouched host undo has nothing to do."""
-    if Path("/run/systemd/system").is_dir():
-        pytest.skip("this host has systemd; the lab tests kill there")
-    journal = tmp_path / "journal.jsonl"
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        os.setpgid(0, 0)
-        guardian.start(StatePlaces(journal, tmp_path / "attach.jsonl", "test:///default"))
-        os.write(writing, b"guarded")
-        signal.pause()
-        os._exit(1)
-    os.close(writing)
-    assert os.read(reading, 8) == b"guarded"
-    os.close(reading)
-    assert guardian.trial_file(journal).exists()
-    os.killpg(pid, signal.SIGKILL)
-    os.waitpid(pid, 0)
-    end = time.monotonic() + 60
-    while left(journal):
-        assert time.monotonic() < end, left(journal)
-        time.sleep(0.1)
+        changed.begin()
+    assert not changed.there

@@ -221,9 +221,7 @@ class Trials(Cli):
         return TrialCounts(at * SECOND, at * 1000, self._forwarded, 0, {}, {})
 
     def __call__(self, *words: str) -> int:
-        code = super().__call__("try", *words)
-        assert not list(self.journal.parent.glob("*.trial*"))
-        return code
+        return super().__call__("try", *words)
 
 
 @pytest.fixture
@@ -242,7 +240,7 @@ def tried(
         monkeypatch.setattr(f"vsrtune.{module}.LiveSysOps", lambda *_a, **_k: found.host)
     for module in ("host.filesystem", "cli.apply", "cli.trial.command"):
         monkeypatch.setattr(f"vsrtune.{module}.boot_id", lambda: samples.BOOT)
-    with memory_cli.guarded(found.journal, monkeypatch):
+    with memory_cli.guarded(monkeypatch):
         yield found
 
 

@@ -1,10 +1,11 @@
-"""Commands against a host in memory, with guardians that are threads."""
+"""Commands against a host in memory, and an imitated systemd for their guardians."""
 
 from __future__ import annotations
 
 import contextlib
+import subprocess
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -42,19 +43,68 @@ class Cli:
         return code
 
 
+class Pid1:
+    """Runs the guardian's service in a thread: what it waits for as it is, and in place of its
+    command ``undo``."""
+
+    def __init__(self, undo: Callable[[], int]) -> None:
+        self.command: Sequence[str] = ()
+        # What flock is asked for, the process that asks, and whether the service was stopped.
+        self.waits: Sequence[Sequence[str]] = ()
+        self.at: subprocess.Popen[bytes] | None = None
+        self.stopped = False
+        self.begun = threading.Event()
+        self.code: int | None = None
+        self._undo = undo
+        self._thread = threading.Thread(target=self._work, daemon=True)
+
+    def start(self, waits: Sequence[Sequence[str]], command: Sequence[str]) -> None:
+        self.waits, self.command = waits, command
+        self.code, self.stopped = None, False
+        self.begun.clear()
+        self._thread = threading.Thread(target=self._work, daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        for words in self.waits:
+            self.at = subprocess.Popen(words, start_new_session=True)
+            self.begun.set()
+            self.at.wait()
+            if self.stopped:
+                self.at, self.code = None, 1
+                return
+        self.at = None
+        self.code = self._undo()
+
+    def poll(self) -> int | None:
+        return self.code
+
+    def wait(self) -> int:
+        self._thread.join(60)
+        assert self.code is not None
+        return self.code
+
+    def active(self) -> bool:
+        return not self.stopped
+
+    def stop(self) -> bool:
+        if self.code is not None:
+            return False
+        self.stopped = True
+        assert self.begun.wait(10)
+        if self.at is not None:
+            self.at.kill()
+        self._thread.join(10)
+        return True
+
+
 @contextlib.contextmanager
-def guarded(journal: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Trials of the journal have a guardian that is a thread (test_guardian.py has real ones)."""
-    threads: list[threading.Thread] = []
-
-    def spawn(_guard: guardian.TrialGuard, _variables: object) -> None:
-        watch = lambda: guardian.watch(guardian.trial_file(journal), lambda: main.run(["undo"]))  # noqa: E731
-        threads.append(threading.Thread(target=watch))
-        threads[-1].start()
-
-    monkeypatch.setattr(guardian, "POLL_SECONDS", 0.01)
-    monkeypatch.setattr(guardian.TrialGuard, "spawn", spawn)
-    yield
-    for thread in threads:
-        thread.join(10)
-        assert not thread.is_alive()
+def guarded(
+    monkeypatch: pytest.MonkeyPatch, undo: Callable[[], int] = lambda: main.run(["undo"])
+) -> Iterator[Pid1]:
+    """Guardians are services of an imitated systemd (tests/lab/inside/test_try.py has real ones)."""
+    pid1 = Pid1(undo)
+    monkeypatch.setattr(guardian, "Service", lambda: pid1)
+    yield pid1
+    if pid1.command:
+        pid1.wait()
