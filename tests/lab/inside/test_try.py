@@ -183,7 +183,6 @@ def test_a_ratio_from_the_routers_own_traffic(
     assert len(found["turns"]) == 14
     arrived = sum(turn["received"] + turn["early"] for turn in found["turns"])
     assert 0 < sum(turn["forwarded"] for turn in found["turns"]) < arrived
-    assert sum(sum(turn["drops"].values()) for turn in found["turns"]) > 0
     assert not found["kept"]
     print("\n".join(found["text"]), done.stderr, sep="\n")
     assert_back(before)

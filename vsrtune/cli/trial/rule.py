@@ -24,7 +24,7 @@ from typing import Any
 
 from vsrtune.bench.methods import compare
 from vsrtune.core import stats
-from vsrtune.model.guest import DATA_PLANE, Role, ThreadKey
+from vsrtune.model.guest import DATA_PLANE, Role
 from vsrtune.model.host import Nic
 from vsrtune.model.load import HostSample
 from vsrtune.model.snapshot import Snapshot
@@ -42,21 +42,18 @@ _EARLY = ("rx_dropped", "rx_missed_errors")
 class TrialCounts:
     """The counters of some guests at one moment (``at_ns``), since their devices began.
     ``received`` counts frames for the guests, including those that their rings dropped,
-    ``forwarded`` frames that they sent, ``early`` frames dropped on the way to them. ``drops`` is
-    by place. ``waits`` is how long each thread stood in a run queue, ns."""
+    ``forwarded`` frames that they sent, ``early`` frames dropped on the way to them."""
 
     at_ns: int
     received: int
     forwarded: int
     early: int
-    drops: Mapping[str, int]
-    waits: Mapping[ThreadKey, int]
 
 
 @dataclass(frozen=True, slots=True)
 class TrialTurn:
-    """The counts of one turn, in frames. ``wait`` is the average number of threads that stood in
-    a run queue. ``left_out`` says why the turn does not count, "" when it does."""
+    """The counts of one turn, in frames. ``left_out`` says why the turn does not count, "" when it
+    does."""
 
     pair: int
     tuned: bool
@@ -64,8 +61,6 @@ class TrialTurn:
     received: int
     forwarded: int
     early: int
-    drops: Mapping[str, int]
-    wait: float
     left_out: str = ""
 
     @property
@@ -98,20 +93,11 @@ class TrialVerdict:
 
 def counts(sample: HostSample) -> TrialCounts:
     """The counters of ``sample``, which holds the guests alone."""
-    drops: dict[str, int] = {}
-    early = 0
-    for spot, count in sample.drops.items():
-        lower = not spot.guest and spot.place != "backlog"
-        place = f"NIC {spot.place}" if lower else spot.place
-        drops[place] = drops.get(place, 0) + count
-        early += count if lower and spot.place in _EARLY else 0
     return TrialCounts(
         at_ns=sample.at_ns,
         received=sum(f.arrived for f in sample.frames.values()),
         forwarded=sum(f.sent for f in sample.frames.values()),
-        early=early,
-        drops=drops,
-        waits={key: reading.wait_ns for key, reading in sample.threads.items()},
+        early=sum(n for at, n in sample.drops.items() if not at.guest and at.place in _EARLY),
     )
 
 
@@ -119,9 +105,6 @@ def turn(
     before: TrialCounts, after: TrialCounts, pair: int, tuned: bool, left_out: str = ""
 ) -> TrialTurn:
     """The turn between two moments."""
-    span = after.at_ns - before.at_ns
-    waited = sum(ns - before.waits[key] for key, ns in after.waits.items() if key in before.waits)
-    drops = {place: count - before.drops.get(place, 0) for place, count in after.drops.items()}
     received = after.received - before.received
     forwarded = after.forwarded - before.forwarded
     early = after.early - before.early
@@ -129,9 +112,8 @@ def turn(
         left_out = "a counter began anew"
     if not left_out and received + early < LEAST_FRAMES:
         left_out = f"fewer than {LEAST_FRAMES} frames arrived"
-    return TrialTurn(
-        pair, tuned, span / 1e9, received, forwarded, early, drops, waited / span, left_out
-    )
+    seconds = (after.at_ns - before.at_ns) / 1e9
+    return TrialTurn(pair, tuned, seconds, received, forwarded, early, left_out)
 
 
 def settings(snapshot: Snapshot) -> Hashable:
@@ -222,11 +204,6 @@ def table(turns: Sequence[TrialTurn]) -> Table:
         _row("arrived/s", [[t.arrived / t.seconds for t in side] for side in sides]),
         _row("forwarded %", [[100 * t.share for t in side] for side in sides], 1),
     ]
-    for place in sorted({place for t in turns for place in t.drops}):
-        values = [[t.drops.get(place, 0) / t.seconds for t in side] for side in sides]
-        if any(map(any, values)):
-            rows.append(_row(f"dropped/s, {place}", values))
-    rows.append(_row("threads waiting for a CPU", [[t.wait for t in side] for side in sides], 2))
     return Table(f"Medians of {len(pairs)} pairs", ("", "untuned", "tuned"), rows)
 
 
