@@ -188,8 +188,9 @@ def test_guests_keep_what_they_stand_on_while_libvirt_is_away(tmp_path: Path) ->
             try:
                 Switcher(host, ledger, BOOT, patience=2.0).carry_out(forth(host))
                 break
-            except SwitchError:
-                pass
+            except SwitchError as error:
+                told = error
+        assert told.put_back or "--recover" in str(told)
         assert standing(host), (number, host.log)
         host.after = lambda n: None
         host.away_until = -1.0

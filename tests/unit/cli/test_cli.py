@@ -347,13 +347,6 @@ class TestConfirm:
         assert guarded.host.writes > 0
         assert guarded.host.snapshot == before
 
-    def test_beside_the_daemon_nothing_is_begun(self, guarded: Cli) -> None:
-        guarded.policy(GOOD)
-        with Journal.open(guarded.journal, samples.BOOT):
-            assert guarded("apply", "--confirm", "60s") == 1
-        assert "systemctl stop vsrtune" in guarded.err
-        assert guarded.host.writes == 0
-
 
 LIBVIRT = Problem("libvirt", "libvirt does not answer: no such socket")
 

@@ -257,9 +257,3 @@ def test_a_host_without_guests() -> None:
 def test_the_json_of_the_recorded_host() -> None:
     data = json.dumps(top_tables.data(top_scene.frame()), indent=1, ensure_ascii=False)
     golden.matches(GOLDEN / "frame.json", data + "\n")
-
-
-def test_a_napi_thread_has_a_row() -> None:
-    seen = samples.snapshot(samples.napi_guest())
-    frame = make_frame(sample(seen, 0, {}), sample(seen, 2, {}))
-    assert [v.thread.role for v in frame.threads] == [Role.VCPU, Role.VHOST, Role.NAPI]
