@@ -228,6 +228,13 @@ def test_a_killed_guardian_is_followed_by_another(original: dict[str, str]) -> N
     assert_back(original)
 
 
+@labhelp.one_release("what systemd does", "trixie")
+def test_what_changes_nothing_waits_for_nobody(restored: None) -> None:
+    done = labhelp.vsrtune("apply", "--confirm", "300s")
+    assert "put back" not in done.stdout
+    is_over()
+
+
 @labhelp.one_release("who holds the journal", "trixie")
 def test_beside_the_daemon_nothing_is_begun(tuned: set[int]) -> None:
     done = labhelp.vsrtune("apply", "--confirm", "3s", check=False)

@@ -20,6 +20,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,11 +39,11 @@ class Service:
     """The transient service."""
 
     def __init__(self) -> None:
-        self._job: subprocess.Popen[bytes] | None = None
+        self._job: subprocess.Popen[str] | None = None
 
     def start(self, waits: Sequence[Sequence[str]], command: Sequence[str]) -> None:
         """Have systemd run ``waits`` one after the other, whatever becomes of each, and then
-        ``command``. Raises OSError or CalledProcessError."""
+        ``command``. Returns once it waits. Raises OSError or CalledProcessError."""
         properties = (
             "Description=Put the host back when a trial of vsrtune ends",
             *("ExecStartPre=-" + " ".join(f'"{word}"' for word in words) for words in waits),
@@ -52,27 +53,25 @@ class Service:
             "StartLimitIntervalSec=600",
             "StartLimitBurst=12",
         )
-        subprocess.run(
+        # It ends with the job that starts the service, and tells its result.
+        self._job = subprocess.Popen(
             [
-                "systemd-run", "--quiet", "--collect", "--no-block", f"--unit={UNIT}",
-                "--service-type=oneshot",
+                "systemd-run", "--quiet", "--collect", f"--unit={UNIT}", "--service-type=oneshot",
                 f"--setenv=PYTHONPATH={Path(vsrtune.__file__).parents[1]}",
                 *(f"--property={one}" for one in properties),
                 "--", *command,
             ],
             stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            check=True,
-        )  # fmt: skip
-        # Joins the job that is under way, and ends with it.
-        self._job = subprocess.Popen(
-            ["systemctl", "--quiet", "start", UNIT],
-            stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
             start_new_session=True,
-        )
+        )  # fmt: skip
+        while _shown("SubState") != "start-pre":
+            if self._job.poll() is not None:
+                said = self._job.communicate()[1]
+                raise subprocess.CalledProcessError(self._job.returncode, "systemd-run", "", said)
+            time.sleep(0.05)
 
     def poll(self) -> int | None:
         """None while it waits or is at work, then 0 when the host is back."""
@@ -86,14 +85,18 @@ class Service:
 
     def active(self) -> bool:
         """Whether it is at work, or will try again."""
-        show = ["systemctl", "show", "--property=ActiveState", "--value", UNIT]
-        found = subprocess.run(show, capture_output=True, text=True, check=True)
-        return found.stdout.strip() != "inactive"
+        return _shown("ActiveState") != "inactive"
 
     def stop(self) -> bool:
         """Stop it; False when there is none."""
         stop = ["systemctl", "stop", UNIT]
         return subprocess.run(stop, capture_output=True, check=False).returncode == 0
+
+
+def _shown(name: str) -> str:
+    """A property of the service; "" when systemd does not tell."""
+    show = ["systemctl", "show", f"--property={name}", "--value", UNIT]
+    return subprocess.run(show, capture_output=True, text=True, check=False).stdout.strip()
 
 
 class TrialGuard(Closing):
