@@ -19,14 +19,22 @@ import click
 from vsrtune.cli.options import (
     Duration,
     chosen,
+    curious_filter,
     look_options,
     options,
+    readable,
+    readable_policies,
     uri_option,
 )
 from vsrtune.cli.render import print_json, show
-from vsrtune.cli.top_source import TopHost
 from vsrtune.core.exit_codes import ExitCode
+from vsrtune.host.filesystem import HostRoot, LiveRoot
+from vsrtune.host.recorded import load
+from vsrtune.model.load import HostSample
 from vsrtune.model.snapshot import Snapshot
+from vsrtune.observe import samples
+from vsrtune.observe.load import with_loads
+from vsrtune.observe.observer import Observer, live_observer
 from vsrtune.views import top_tables
 from vsrtune.views.top_frame import Frame, make_frame
 
@@ -86,6 +94,30 @@ def top(
         # Ctrl-C is how to end the live view; of a single frame, the frame is missing.
         return ExitCode.INTERRUPTED if single else ExitCode.DONE
     return ExitCode.DONE
+
+
+class TopHost:
+    """The host that is shown. ``root`` is the file of a recorded one, None for this host."""
+
+    def __init__(self, root: Path | None, uri: str, policy_dirs: tuple[Path, ...]) -> None:
+        self._root = root
+        self._files: HostRoot
+        seen = curious_filter(readable_policies(policy_dirs))
+        if root is None:
+            self._files, self._observer = LiveRoot(), live_observer(uri, lambda: seen)
+        else:
+            recording = load(root)
+            self._files = recording.root()
+            self._observer = Observer(self._files, recording.virt(), qemu_filter=lambda: seen)
+
+    def sample(self, names: frozenset[str] = frozenset()) -> HostSample:
+        """The host now. With many guests, only the libvirt guests of these ``names`` are sure
+        to be re-read (Observer.observe_unannounced); the counters of all are read. Raises
+        ObserveError."""
+        snapshot = readable(self._observer.observe_unannounced(names).snapshot, self._root)
+        if self._root is None:
+            snapshot = with_loads(snapshot)
+        return samples.take(self._files, snapshot)
 
 
 def _is_screen() -> bool:

@@ -23,7 +23,7 @@ import labhelp
 import pytest
 from labhelp import LabGuest
 
-from vsrtune.cli.top_source import TopHost
+from vsrtune.cli.top import TopHost
 from vsrtune.model.load import Bottleneck
 from vsrtune.views.top_frame import make_frame
 
