@@ -26,7 +26,7 @@ static const char nmv_names[NMV_STATS_SHOWN][ETH_GSTRING_LEN] = {
 };
 
 static const char nmv_queue_names[][ETH_GSTRING_LEN] = {
-	"queue_high_water", "port_dropped_broadcast",
+	"queue_high_water", "port_dropped_broadcast", "tap_queues",
 };
 
 static const char * const nmv_tapq_names[] = {
@@ -34,25 +34,28 @@ static const char * const nmv_tapq_names[] = {
 	"tx_packets", "worker_tid", "stalled",
 };
 
-/* Queues to show: the open ones, by number. */
-static int nmv_shown_queues(struct nmv_dev *nd)
+/*
+ * Queues to show, open or not. A reader asks for the count and makes room, and
+ * kernels older than the check of that (6.1.160, 6.12.64) write as many values
+ * as there are by then. So opening a queue must not change the count.
+ */
+static int nmv_shown_queues(const struct net_device *dev)
 {
-	return nd->tap ? nd->tap->tap.numvtaps : 0;
+	const struct nmv_dev *nd = netdev_priv(dev);
+
+	return nd->tap ? min_t(u32, dev->num_rx_queues, MAX_TAP_QUEUES) : 0;
 }
 
 static int nmv_get_sset_count(struct net_device *dev, int sset)
 {
-	struct nmv_dev *nd = netdev_priv(dev);
-
 	if (sset != ETH_SS_STATS)
 		return -EOPNOTSUPP;
 	return NMV_STATS_SHOWN + ARRAY_SIZE(nmv_queue_names) +
-	       nmv_shown_queues(nd) * ARRAY_SIZE(nmv_tapq_names);
+	       nmv_shown_queues(dev) * ARRAY_SIZE(nmv_tapq_names);
 }
 
 static void nmv_get_strings(struct net_device *dev, u32 sset, u8 *data)
 {
-	struct nmv_dev *nd = netdev_priv(dev);
 	int i, n;
 
 	if (sset != ETH_SS_STATS)
@@ -61,7 +64,7 @@ static void nmv_get_strings(struct net_device *dev, u32 sset, u8 *data)
 	data += sizeof(nmv_names);
 	memcpy(data, nmv_queue_names, sizeof(nmv_queue_names));
 	data += sizeof(nmv_queue_names);
-	for (i = 0; i < nmv_shown_queues(nd); i++)
+	for (i = 0; i < nmv_shown_queues(dev); i++)
 		for (n = 0; n < ARRAY_SIZE(nmv_tapq_names); n++) {
 			snprintf(data, ETH_GSTRING_LEN, "tapq%d_%s", i,
 				 nmv_tapq_names[n]);
@@ -103,8 +106,10 @@ static void nmv_get_stats(struct net_device *dev, struct ethtool_stats *stats,
 	data += NMV_STATS_SHOWN;
 	*data++ = READ_ONCE(nd->queue.high_water);
 	*data++ = port ? atomic64_read(&port->bcast.dropped) : 0;
-	n = nmv_shown_queues(nd);
+	*data++ = nd->tap ? nd->tap->tap.numvtaps : 0;
+	n = nmv_shown_queues(dev);
 	for (i = 0; i < n; i++, data += ARRAY_SIZE(nmv_tapq_names)) {
+		/* The scan has left none beyond the open ones. */
 		slot = rtnl_dereference(nd->tap->slots[i]);
 		if (slot)
 			nmv_tapq_values(slot, data);

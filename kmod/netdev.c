@@ -337,6 +337,8 @@ static int nmv_init_dev(struct net_device *dev)
 			return err;
 		}
 	}
+	/* The device itself has one, however many have places in statistics. */
+	netif_set_real_num_rx_queues(dev, 1);
 	nmv_queue_init(nd);
 	netdev_hold(lower, &nd->tracker, GFP_KERNEL);
 

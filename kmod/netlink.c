@@ -296,6 +296,12 @@ static void nmv_tap_setup(struct net_device *dev)
 	td->nd.tap = &td->tap;
 }
 
+/* "numrxqueues": how many queues of /dev/tapN "ethtool -S" has a place for. */
+static unsigned int nmv_tap_num_rx_queues(void)
+{
+	return NMV_TAP_SHOWN;
+}
+
 struct rtnl_link_ops nmv_tap_ops = {
 	.kind		= "napi_macvtap",
 	.priv_size	= sizeof(struct nmv_tap_dev),
@@ -307,6 +313,7 @@ struct rtnl_link_ops nmv_tap_ops = {
 	.get_size	= nmv_get_size,
 	.fill_info	= nmv_fill_info,
 	.get_link_net	= nmv_get_link_net,
+	.get_num_rx_queues = nmv_tap_num_rx_queues,
 	.policy		= nmv_policy,
 	.maxtype	= NMV_ATTR_MAX,
 };

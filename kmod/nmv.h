@@ -24,6 +24,7 @@
 #define NMV_QUEUE_BYTES		(16 << 20)	/* memory of waiting frames */
 #define NMV_BCAST_LEN		1000	/* frames, the broadcast queue of a port */
 #define NMV_TAP_QUEUE_LEN	500	/* frames, default of a tap ring */
+#define NMV_TAP_SHOWN		16	/* tap queues in "ethtool -S", by default */
 /* For so long frames may wait in a ring that nobody takes one from. */
 #define NMV_TAP_PATIENCE	(HZ / 4)
 /* So long after a frame was lost at a ring, so many of its places, and of a

@@ -263,7 +263,7 @@ test_attributes() {
 	done
 }
 
-has_queue() { [ -n "$(stat host "${1:-t0}" tapq0_received)" ]; }
+has_queue() { [ "$(stat host "${1:-t0}" tap_queues)" -ge 1 ]; }
 test_ring() {
 	local t
 	t=$(stat host t0 rx_dropped_no_queue)

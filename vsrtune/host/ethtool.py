@@ -22,8 +22,9 @@ _SS_STATS = 1
 
 _STRING = 32
 _VALUE = 8
-# The kernel writes as many values as the driver has at that moment, however small the buffer is.
-# Devices of our module gain seven with each tap queue that is opened, 256 at most.
+# Debian's kernels before 6.1.162 and 6.12.69 write as many values as the driver has at that moment,
+# however small the buffer is. Devices of older versions of our module gain seven with each tap
+# queue that is opened, 256 at most.
 _SLACK = 256 * 7
 _ATTEMPTS = 5
 

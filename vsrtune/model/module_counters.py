@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """The counters of a device of our kernel module (`ethtool -S`), read from names to values.
 
-A counter that the loaded module does not have is None, never 0. Unknown names are ignored.
-docs/kmod.md explains each counter.
+A counter that the loaded module does not have is None, never 0. Unknown names are ignored. A module
+has as many statistics whether tap queues are open or not, and says how many are; older ones have
+those of open queues only. docs/kmod.md explains each counter.
 """
 
 from __future__ import annotations
@@ -94,13 +95,15 @@ def parse(statistics: Mapping[str, int]) -> TapCounters | None:
     """The counters among a device's statistics; None when another driver made them."""
     if not all(mark in statistics for mark in _MARKS):
         return None
+    opened = statistics.get("tap_queues")
     device: dict[str, int] = {}
     queues: dict[int, dict[str, int]] = {}
     for name, value in statistics.items():
         match = _QUEUE.fullmatch(name)
         if match is not None:
-            if match[2] in _PER_QUEUE:
-                queues.setdefault(int(match[1]), {})[match[2]] = value
+            number = int(match[1])
+            if match[2] in _PER_QUEUE and (opened is None or number < opened):
+                queues.setdefault(number, {})[match[2]] = value
         elif name in _DEVICE:
             device[name] = value
     each = tuple(QueueCounters(number, **found) for number, found in sorted(queues.items()))

@@ -54,7 +54,7 @@ def own(places: Iterable[Place]) -> Counter[str]:
         with inside(place.space):
             found = statistics(place.device)
         for name, value in found.items():
-            if not name.startswith("tapq") and not name.endswith(("high_water", "_tid")):
+            if not name.startswith("tap") and not name.endswith(("high_water", "_tid")):
                 total[name] += value
     return total
 

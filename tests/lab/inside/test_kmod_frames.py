@@ -443,7 +443,35 @@ def test_the_worker_of_a_queue_is_who_sends(wire: tuple[str, str]) -> None:
             assert found[f"tapq{number}_worker_tid"] == tids[number]
             assert found[f"tapq{number}_tx_packets"] == 7 + number
     assert found["tx_packets_lower"] == 15
-    assert not [name for name in counters("nt") if name.startswith("tapq")]
+    closed = counters("nt")
+    assert closed["tap_queues"] == 0
+    assert not [name for name, value in closed.items() if name.startswith("tapq") and value]
+
+
+def test_statistics_are_as_many_whoever_opens_queues(wire: tuple[str, str]) -> None:
+    """A reader asks how many there are and makes room; older kernels (Debian's before 6.1.162 and
+    6.12.69) then write as many as there are by then."""
+    (far, near) = wire
+    link("nt", near, "napi_macvtap")
+    words = ("address", new_mac(), "numrxqueues", "2", "type", "napi_macvtap")
+    ip("link", "add", "link", near, "name", "nd0", *words)
+    up("nt", "nd0")
+    for device, shown in (("nt", 16), ("nd0", 2)):
+        before = list(counters(device))
+        assert sum(name.endswith("_worker_tid") for name in before) == shown
+        assert sorted(os.listdir(kmodhelp.NET / device / "queues")) == ["rx-0", "tx-0"]
+        queues = [kmodhelp.open_tap(device) for _ in range(3)]
+        frame = kmodhelp.frame(kmodhelp.mac_of(far), kmodhelp.mac_of(device))
+        counters(device)
+        os.write(queues[1], frame)
+        found = counters(device)
+        assert list(found) == before
+        assert found["tap_queues"] == 3
+        assert (found["tapq0_tx_packets"], found["tapq1_tx_packets"]) == (0, 1)
+        for queue in queues:
+            os.close(queue)
+        assert list(counters(device)) == before
+        delete(device)
 
 
 def test_own_queue_full_and_down(lower: str) -> None:  # noqa: F811

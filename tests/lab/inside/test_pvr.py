@@ -127,11 +127,12 @@ def configured(first: LabGuest) -> None:
 
 
 def alone_on(device: str) -> dict[int, dict[str, int]]:
-    """Counters of each queue of a device."""
+    """Counters of each open queue of a device."""
     found: dict[int, dict[str, int]] = {}
-    for name, value in counters(device).items():
+    every = counters(device)
+    for name, value in every.items():
         match = re.fullmatch(r"tapq(\d+)_(\w+)", name)
-        if match:
+        if match and int(match[1]) < every["tap_queues"]:
             found.setdefault(int(match[1]), {})[match[2]] = value
     return found
 

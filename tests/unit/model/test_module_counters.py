@@ -76,6 +76,16 @@ def test_names_of_a_newer_module_are_passed_over() -> None:
     assert parse(newer) == parse(statistics(TEXT))
 
 
+def test_queues_that_are_not_open_are_left_out() -> None:
+    closed = {f"tapq{number}_{name}": 0 for number in range(16) for name in ("received", "stalled")}
+    one = parse(closed | statistics(TEXT) | {"tap_queues": 1})
+    assert one is not None
+    assert one.queues == (QueueCounters(0, 600, 590, 10, 500, 540, 1234, stalled=1),)
+    none = parse(closed | statistics(TEXT) | {"tap_queues": 0})
+    assert none is not None
+    assert none.queues == ()
+
+
 def test_statistics_of_another_driver_are_none_of_ours() -> None:
     assert parse({"peer_ifindex": 7, "rx_queue_0_drops": 0}) is None
     assert parse({}) is None
