@@ -3,6 +3,7 @@
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
 #include <linux/icmpv6.h>
+#include <linux/if_vlan.h>
 #include <linux/ip.h>
 #include <linux/ptr_ring.h>
 #include <net/ipv6.h>
@@ -249,6 +250,49 @@ static int nmv_test_control(void)
 	return 0;
 }
 
+/* As a sibling sends it: the tag is in the frame. */
+static int nmv_test_tagged(void)
+{
+	struct sk_buff *skb = alloc_skb(128, GFP_KERNEL);
+	bool right = true;
+	__be16 *proto;
+	u8 *head;
+
+	if (!skb)
+		return -ENOMEM;
+	skb_reset_mac_header(skb);
+	head = skb_put_zero(skb, ETH_HLEN);
+	skb->protocol = htons(ETH_P_8021Q);
+	/* Cut short. */
+	right &= !nmv_is_control(skb) && !nmv_is_discovery(skb);
+	skb_put_zero(skb, VLAN_HLEN + sizeof(struct ipv6hdr) +
+			  sizeof(struct icmp6hdr));
+	proto = (__be16 *)(head + ETH_HLEN + 2);
+	head += ETH_HLEN + VLAN_HLEN;
+	*proto = htons(ETH_P_ARP);
+	right &= nmv_is_control(skb) && nmv_is_discovery(skb);
+	*proto = htons(46);
+	right &= nmv_is_control(skb) && !nmv_is_discovery(skb);
+	*proto = htons(ETH_P_IP);
+	right &= !nmv_is_control(skb);
+	head[1] = 0xc0;
+	right &= nmv_is_control(skb);
+	*proto = htons(ETH_P_IPV6);
+	right &= !nmv_is_control(skb) && !nmv_is_discovery(skb);
+	((struct ipv6hdr *)head)->nexthdr = IPPROTO_ICMPV6;
+	head[sizeof(struct ipv6hdr)] = NDISC_NEIGHBOUR_SOLICITATION;
+	right &= nmv_is_control(skb) && nmv_is_discovery(skb);
+	/* Behind a second one nobody looks, nor after the first was taken out. */
+	*proto = htons(ETH_P_8021Q);
+	right &= !nmv_is_control(skb) && !nmv_is_discovery(skb);
+	*proto = htons(ETH_P_ARP);
+	__vlan_hwaccel_put_tag(skb, htons(ETH_P_8021Q), 1);
+	right &= !nmv_is_control(skb) && !nmv_is_discovery(skb);
+	kfree_skb(skb);
+	NMV_EXPECT(right);
+	return 0;
+}
+
 /**
  * nmv_selftest() - check hashes, modes, the bounds of the own queue and of rings,
  *	and which frames tell of neighbours or are control frames
@@ -261,7 +305,8 @@ int nmv_selftest(void)
 	int err;
 
 	err = nmv_test_modes() ?: nmv_test_hash() ?: nmv_test_bound() ?:
-	      nmv_test_ring() ?: nmv_test_discovery() ?: nmv_test_control();
+	      nmv_test_ring() ?: nmv_test_discovery() ?: nmv_test_control() ?:
+	      nmv_test_tagged();
 	if (err)
 		return err;
 	pr_info("self-tests passed\n");

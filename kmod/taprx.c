@@ -11,6 +11,7 @@
  */
 #include <linux/icmpv6.h>
 #include <linux/if_tun.h>
+#include <linux/if_vlan.h>
 #include <linux/ip.h>
 #include <linux/rtnetlink.h>
 #include <net/dsfield.h>
@@ -307,6 +308,24 @@ static void nmv_tap_put(struct nmv_dev *nd, struct tap_queue *q,
 	}
 }
 
+/*
+ * Protocol of a frame, and where its header begins. A VLAN tag is still in what
+ * a sibling sends; the stack takes the first one out of what a device receives.
+ */
+static __be16 nmv_protocol(const struct sk_buff *skb, int *at)
+{
+	const struct vlan_hdr *tag;
+	struct vlan_hdr room;
+
+	*at = skb_network_offset(skb);
+	if (likely(!eth_type_vlan(skb->protocol)) || skb_vlan_tag_present(skb))
+		return skb->protocol;
+	*at = skb_mac_offset(skb) + ETH_HLEN;
+	tag = skb_header_pointer(skb, *at, sizeof(room), &room);
+	*at += VLAN_HLEN;
+	return tag ? tag->h_vlan_encapsulated_proto : skb->protocol;
+}
+
 /**
  * nmv_is_discovery() - does a unicast frame tell of a neighbour
  * @skb: frame; what a sibling sends may begin with its Ethernet header
@@ -318,15 +337,17 @@ static void nmv_tap_put(struct nmv_dev *nd, struct tap_queue *q,
  */
 bool nmv_is_discovery(const struct sk_buff *skb)
 {
-	int at = skb_network_offset(skb);
 	const struct ipv6hdr *ip6;
 	struct ipv6hdr ip6_room;
 	const u8 *type;
 	u8 type_room;
+	__be16 proto;
+	int at;
 
-	if (skb->protocol == htons(ETH_P_ARP))
+	proto = nmv_protocol(skb, &at);
+	if (proto == htons(ETH_P_ARP))
 		return true;
-	if (skb->protocol != htons(ETH_P_IPV6))
+	if (proto != htons(ETH_P_IPV6))
 		return false;
 	ip6 = skb_header_pointer(skb, at, sizeof(ip6_room), &ip6_room);
 	if (!ip6 || ip6->nexthdr != IPPROTO_ICMPV6)
@@ -350,13 +371,15 @@ bool nmv_is_discovery(const struct sk_buff *skb)
  */
 bool nmv_is_control(const struct sk_buff *skb)
 {
-	int at = skb_network_offset(skb);
 	const struct ipv6hdr *ip6;
 	struct ipv6hdr ip6_room;
 	const struct iphdr *ip4;
 	struct iphdr ip4_room;
+	__be16 proto;
+	int at;
 
-	switch (skb->protocol) {
+	proto = nmv_protocol(skb, &at);
+	switch (proto) {
 	case htons(ETH_P_IP):
 		ip4 = skb_header_pointer(skb, at, sizeof(ip4_room), &ip4_room);
 		return ip4 && ip4->tos >= IPTOS_PREC_INTERNETCONTROL;
@@ -368,7 +391,7 @@ bool nmv_is_control(const struct sk_buff *skb)
 	case htons(ETH_P_ARP):
 		return true;
 	}
-	return !eth_proto_is_802_3(skb->protocol);
+	return !eth_proto_is_802_3(proto);
 }
 
 /*

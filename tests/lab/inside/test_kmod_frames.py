@@ -122,11 +122,14 @@ def test_ring_full_no_queue_and_shrink(wire: tuple[str, str]) -> None:
 def control(to: str, source: str) -> dict[str, bytes]:
     """Unicast frames that hold networks together."""
     head = bytes.fromhex((to + source).replace(":", ""))
-    return discovery(to, source) | {
+    frames = discovery(to, source) | {
         "BGP, class 6": head + b"\x08\x00" + bytes([0x45, 0xC0]) + bytes(44),
         "IPv6, class 7": head + b"\x86\xdd" + b"\x6e\0\0\0" + bytes(42),
         "IS-IS": head + bytes([0, 46, 0xFE, 0xFE, 3]) + bytes(43),
     }
+    tag = b"\x81\x00\0\7"
+    tagged = ("arp", "icmpv6 135", "BGP, class 6", "IPv6, class 7", "IS-IS")
+    return frames | {f"{what} in VLAN 7": head + tag + frames[what][12:] for what in tagged}
 
 
 @pytest.mark.parametrize("by", ["wire", "sibling"])
