@@ -25,6 +25,8 @@
 #define NMV_BCAST_LEN		1000	/* frames, the broadcast queue of a port */
 #define NMV_TAP_QUEUE_LEN	500	/* frames, default of a tap ring */
 #define NMV_TAP_SHOWN		16	/* tap queues in "ethtool -S", by default */
+/* Most segments that are made of a frame: 64 KiB in pieces of 32 bytes. */
+#define NMV_TAP_SEGMENTS	2048
 /* For so long frames may wait in a ring that nobody takes one from. */
 #define NMV_TAP_PATIENCE	(HZ / 4)
 /* So long after a frame was lost at a ring, so many of its places, and of a
@@ -305,6 +307,8 @@ bool nmv_is_control(const struct sk_buff *skb);
 rx_handler_result_t nmv_tap_receive(struct sk_buff **pskb);
 bool nmv_tap_early_drop(struct nmv_dev *nd, struct sk_buff *skb,
 			enum skb_drop_reason *reason);
+u32 nmv_tap_places(const struct tap_dev *tap, const struct tap_queue *q,
+		   struct sk_buff *skb);
 bool nmv_ring_room(struct ptr_ring *r, u32 places);
 u32 nmv_ring_used(const struct ptr_ring *r, u32 *head);
 void nmv_tapq_read(struct nmv_tapq *slot, struct nmv_tapq_stats *s);

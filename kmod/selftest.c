@@ -3,6 +3,7 @@
 #define pr_fmt(fmt) KBUILD_MODNAME ": " fmt
 
 #include <linux/icmpv6.h>
+#include <linux/if_tun.h>
 #include <linux/if_vlan.h>
 #include <linux/ip.h>
 #include <linux/ptr_ring.h>
@@ -153,6 +154,46 @@ static int nmv_test_ring(void)
 	return 0;
 }
 
+/* A large frame for a queue whose reader takes none, and for one that does. */
+static int nmv_test_places(void)
+{
+	struct sk_buff *skb = alloc_skb(10000, GFP_KERNEL);
+	struct nmv_tap *t = kzalloc(sizeof(*t), GFP_KERNEL);
+	struct tap_queue *q = kzalloc(sizeof(*q), GFP_KERNEL);
+	bool right = true;
+	int err = -ENOMEM;
+
+	if (!skb || !t || !q)
+		goto out;
+	err = 0;
+	skb_put_zero(skb, 10000);
+	skb->ip_summed = CHECKSUM_PARTIAL;
+	right &= nmv_tap_places(&t->tap, q, skb) == 1;
+	skb_shinfo(skb)->gso_type = SKB_GSO_TCPV4;
+	skb_shinfo(skb)->gso_size = 1000;
+	skb_shinfo(skb)->gso_segs = 10;
+	right &= nmv_tap_places(&t->tap, q, skb) == 10;
+	/* Of a guest: nobody has counted, and it may ask for anything. */
+	skb_shinfo(skb)->gso_type |= SKB_GSO_DODGY;
+	skb_shinfo(skb)->gso_segs = 0;
+	skb_shinfo(skb)->gso_size = 999;
+	right &= nmv_tap_places(&t->tap, q, skb) == 11;
+	skb_shinfo(skb)->gso_size = 1;
+	right &= nmv_tap_places(&t->tap, q, skb) == 10000;
+	t->tap.tap_features = NETIF_F_HW_CSUM | NETIF_F_TSO;
+	right &= nmv_tap_places(&t->tap, q, skb) == 10000;
+	q->flags = IFF_VNET_HDR;
+	right &= nmv_tap_places(&t->tap, q, skb) == 1;
+out:
+	kfree(q);
+	kfree(t);
+	kfree_skb(skb);
+	if (err)
+		return err;
+	NMV_EXPECT(right);
+	return 0;
+}
+
 static int nmv_test_discovery(void)
 {
 	const u8 yes[] = { NDISC_ROUTER_SOLICITATION,
@@ -295,7 +336,8 @@ static int nmv_test_tagged(void)
 
 /**
  * nmv_selftest() - check hashes, modes, the bounds of the own queue and of rings,
- *	and which frames tell of neighbours or are control frames
+ *	the places that frames take, and which of them tell of neighbours or are
+ *	control frames
  *
  * Return: 0, or -EINVAL with the failed condition in the kernel's log; then
  * the module does not load
@@ -305,8 +347,8 @@ int nmv_selftest(void)
 	int err;
 
 	err = nmv_test_modes() ?: nmv_test_hash() ?: nmv_test_bound() ?:
-	      nmv_test_ring() ?: nmv_test_discovery() ?: nmv_test_control() ?:
-	      nmv_test_tagged();
+	      nmv_test_ring() ?: nmv_test_places() ?: nmv_test_discovery() ?:
+	      nmv_test_control() ?: nmv_test_tagged();
 	if (err)
 		return err;
 	pr_info("self-tests passed\n");

@@ -48,9 +48,16 @@ static struct tap_queue *nmv_tap_pick(struct tap_dev *tap, struct sk_buff *skb)
 	return rcu_dereference(tap->taps[by % n]);
 }
 
-/* Places in the ring that a frame takes: more than one if tap.ko segments. */
-static u32 nmv_tap_places(const struct tap_dev *tap, const struct tap_queue *q,
-			  struct sk_buff *skb)
+/**
+ * nmv_tap_places() - places in a ring that a frame takes
+ * @tap: device
+ * @q: queue
+ * @skb: frame
+ *
+ * Return: more than one if tap.ko makes segments of it
+ */
+u32 nmv_tap_places(const struct tap_dev *tap, const struct tap_queue *q,
+		   struct sk_buff *skb)
 {
 	netdev_features_t features = NETIF_F_GSO | NETIF_F_SG |
 				     NETIF_F_FRAGLIST;
@@ -150,14 +157,11 @@ void nmv_tapq_read(struct nmv_tapq *slot, struct nmv_tapq_stats *s)
 	s->stalled = nmv_tapq_stalled(slot);
 }
 
-/* What became of a frame for a queue, if the queue has a slot yet. */
+/* What became of a frame for a queue. */
 static void nmv_tapq_count(struct nmv_tapq *slot, bool dropped)
 {
-	struct nmv_tapq_pcpu *p;
+	struct nmv_tapq_pcpu *p = this_cpu_ptr(slot->counts);
 
-	if (unlikely(!slot))
-		return;
-	p = this_cpu_ptr(slot->counts);
 	u64_stats_update_begin(&p->syncp);
 	u64_stats_inc(dropped ? &p->dropped : &p->delivered);
 	u64_stats_update_end(&p->syncp);
@@ -218,9 +222,11 @@ static u32 nmv_tap_leaves(const struct nmv_tapq *slot,
 /* A frame for a queue found its ring full, and is lost. */
 static void nmv_tap_full(struct nmv_dev *nd, struct nmv_tapq *slot)
 {
-	nmv_tapq_count(slot, true);
 	nmv_count(nd, NMV_RX_DROPPED_RING_FULL, 1);
-	if (!slot || READ_ONCE(slot->full_at) == jiffies)
+	if (unlikely(!slot))
+		return;
+	nmv_tapq_count(slot, true);
+	if (READ_ONCE(slot->full_at) == jiffies)
 		return;
 	WRITE_ONCE(slot->full_at, jiffies);
 	/* The first time in this tick, perhaps, that it is full. */
@@ -278,6 +284,15 @@ static void nmv_tap_put(struct nmv_dev *nd, struct tap_queue *q,
 	bool sum = skb->ip_summed == CHECKSUM_PARTIAL;
 	unsigned int len = skb->len + ETH_HLEN;
 
+	/* A guest may ask for 64 KiB in single bytes, all made before the first
+	 * of them goes into the ring.
+	 */
+	if (unlikely(places > NMV_TAP_SEGMENTS)) {
+		nmv_count(nd, NMV_RX_DROPPED_OTHER, 1);
+		kfree_skb_reason(skb, SKB_DROP_REASON_SKB_GSO_SEG);
+		return;
+	}
+
 	if (slot && READ_ONCE(slot->looked) != jiffies)
 		nmv_tapq_look(slot);
 	if (unlikely(places + leaves > 1) &&
@@ -303,7 +318,8 @@ static void nmv_tap_put(struct nmv_dev *nd, struct tap_queue *q,
 		else
 			nmv_tap_full(nd, slot);
 	} else {
-		nmv_tapq_count(slot, false);
+		if (likely(slot))
+			nmv_tapq_count(slot, false);
 		nmv_count_frame(nd, NMV_RX_DELIVERED, NMV_RX_BYTES, len);
 	}
 }

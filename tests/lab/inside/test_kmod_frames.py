@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import struct
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -172,6 +173,29 @@ def test_a_ring_of_a_sibling_is_seen_full_before_the_queue(lower: str) -> None: 
         assert found["rx_delivered"] == 64
         assert drops(found) == {"rx_dropped_ring_full": 156}
         assert kmodhelp.read_all(queue) == 64
+
+
+def test_a_guest_does_not_have_countless_segments_made(lower: str) -> None:  # noqa: F811
+    """Of a large frame for a guest that takes none."""
+    for name in ("na", "nt"):
+        link(name, lower, "napi_macvtap")
+        up(name)
+    head = bytes.fromhex((kmodhelp.mac_of("nt") + kmodhelp.mac_of("na")).replace(":", ""))
+    size = 40_000
+    packet = bytes([0x45, 0]) + (40 + size).to_bytes(2) + bytes([0, 0, 0, 0, 64, 6]) + bytes(10)
+    tcp = bytes(12) + bytes([0x50, 0x10]) + bytes(6)
+    data = head + b"\x08\x00" + packet + tcp + bytes(size)
+    sender = kmodhelp.open_tap("na", header=True)
+    with tap_queue("nt") as queue:
+        counters("nt")
+        for number, (segment, segments) in enumerate(((1000, 40), (8, 0), (1000, 40)), 1):
+            # NEEDS_CSUM, TCPV4; the sum is in the TCP header.
+            os.write(sender, struct.pack("=BBHHHH", 1, 1, 54, segment, 34, 16) + data)
+            found = settle("nt", number)
+            assert kmodhelp.read_all(queue) == segments, found
+    os.close(sender)
+    check_sum(found)
+    assert drops(found) == {"rx_dropped_other": 1}
 
 
 def discovery(to: str, source: str) -> dict[str, bytes]:
