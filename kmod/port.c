@@ -81,7 +81,8 @@ static struct nmv_port *nmv_port_claim(struct nmv_dev *nd)
 	nmv_bcast_exit(port);
 no_bcast:
 	kfree(port);
-	if (err == -EBUSY)
+	/* Root of a user namespace may try for ever. */
+	if (err == -EBUSY && net_ratelimit())
 		netdev_info(nd->dev,
 			    "%s is in use by macvlan, macvtap, a bridge or a bond; take all of those off it, then bring this device up\n",
 			    nd->lower->name);
@@ -111,9 +112,10 @@ int nmv_port_join(struct nmv_dev *nd)
 	bool passthru = nd->mode == MACVLAN_MODE_PASSTHRU;
 
 	if (port && (port->passthru || passthru)) {
-		netdev_info(nd->dev,
-			    "a passthru device must be the only one on %s; bring the others down\n",
-			    nd->lower->name);
+		if (net_ratelimit())
+			netdev_info(nd->dev,
+				    "a passthru device must be the only one on %s; bring the others down\n",
+				    nd->lower->name);
 		return -EBUSY;
 	}
 	if (!port)
