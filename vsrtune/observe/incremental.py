@@ -119,17 +119,15 @@ def glance(
         if one.guest is None or one.domain not in names:
             continue
         guest = one.guest
-        threads = [_changed(root, t, online) if t.key.tid in left else t for t in guest.threads]
-        interfaces = [_resized(net, i) if i.target in left else i for i in guest.interfaces]
-        if None in threads or None in interfaces:
+        threads = (_changed(root, t, online) if t.key.tid in left else t for t in guest.threads)
+        interfaces = (_resized(net, i) if i.target in left else i for i in guest.interfaces)
+        now = replace(
+            guest, threads=tuple(filter(None, threads)), interfaces=tuple(filter(None, interfaces))
+        )
+        if (len(now.threads), len(now.interfaces)) != (len(guest.threads), len(guest.interfaces)):
             return None
         left -= {t.key.tid for t in guest.threads} | {i.target for i in guest.interfaces}
-        guest = replace(
-            guest,
-            threads=tuple(t for t in threads if t is not None),
-            interfaces=tuple(i for i in interfaces if i is not None),
-        )
-        held[pid] = replace(one, guest=guest)
+        held[pid] = replace(one, guest=now)
     if left:
         return None
     snapshot = replace(known.snapshot, guests=listed(held))
