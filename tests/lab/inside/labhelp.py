@@ -10,11 +10,13 @@ import shutil
 import signal
 import socket
 import subprocess
+import threading
 import time
 import traceback
 import urllib.request
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -169,6 +171,24 @@ def wait_for(condition: Callable[[], Any], what: str, seconds: float = 90) -> An
             return value
         assert time.monotonic() < end, f"not within {seconds:g} s: {what}\n{daemon_log()}"
         time.sleep(0.3)
+
+
+@contextmanager
+def repeating(look: Callable[[], None], every: float) -> Iterator[None]:
+    """Call ``look`` every so many seconds, in a thread, while the block runs."""
+    over = threading.Event()
+
+    def run() -> None:
+        while not over.wait(every):
+            look()
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def daemon_log(lines: int = 40) -> str:

@@ -12,7 +12,6 @@ import os
 import re
 import statistics
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -162,29 +161,23 @@ def longest_silence() -> Iterator[list[float]]:
     """Ever longer times, in seconds, in which the guests have sent less than half of the traffic
     that they get."""
     found = [0.0]
-    stop = threading.Event()
+    known: dict[str, int] = {}
+    last = time.monotonic()
 
     def sample() -> None:
-        known: dict[str, int] = {}
-        last = time.monotonic()
-        while not stop.wait(0.02):
-            now, sent = time.monotonic(), 0
-            for name in devices():
-                with contextlib.suppress(OSError):
-                    count = int((NET / name / "statistics" / "tx_packets").read_text())
-                    sent += max(0, count - known.get(name, 0))
-                    known[name] = count
-            if sent > RATE * 0.02 / 2:
-                found.append(max(found[-1], now - last))
-                last = now
+        nonlocal last
+        now, sent = time.monotonic(), 0
+        for name in devices():
+            with contextlib.suppress(OSError):
+                count = int((NET / name / "statistics" / "tx_packets").read_text())
+                sent += max(0, count - known.get(name, 0))
+                known[name] = count
+        if sent > RATE * 0.02 / 2:
+            found.append(max(found[-1], now - last))
+            last = now
 
-    thread = threading.Thread(target=sample)
-    thread.start()
-    try:
+    with labhelp.repeating(sample, 0.02):
         yield found
-    finally:
-        stop.set()
-        thread.join()
 
 
 def sends(guest: LabGuest) -> bool:

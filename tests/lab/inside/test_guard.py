@@ -10,7 +10,6 @@ import json
 import os
 import signal
 import subprocess
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -127,19 +126,12 @@ def sampled(guest: LabGuest) -> Iterator[list[tuple[float, int]]]:
     """How many frames the router has sent, by time (seconds since the epoch)."""
     found: list[tuple[float, int]] = []
     path = Path(f"/sys/class/net/{guest.device(1)}/statistics/tx_packets")
-    over = threading.Event()
 
     def look() -> None:
-        while not over.wait(0.02):
-            found.append((time.time(), int(path.read_text())))
+        found.append((time.time(), int(path.read_text())))
 
-    thread = threading.Thread(target=look)
-    thread.start()
-    try:
+    with labhelp.repeating(look, 0.02):
         yield found
-    finally:
-        over.set()
-        thread.join()
 
 
 def classes(guest: LabGuest) -> set[int]:
