@@ -388,9 +388,8 @@ class Daemon:
 
 
 def _hurried(change: Change) -> Scope:
-    # libvirt notes the pin of a thread that it moves, and moves others with their cgroups.
-    only = frozenset([change.place] if change.culprit.unit not in LIBVIRT else ())
-    return replace(change.scope, hurried=True, places=only)
+    # What else libvirt does with a pin, it does before the event that it then sends.
+    return replace(change.scope, hurried=True, places=frozenset([change.place]))
 
 
 class Wakeup:
