@@ -344,6 +344,11 @@ class Reconciler:
     def _observe(self, scope: Scope) -> SnapshotSlice:
         """Observe the host within ``scope``, and trace when a trace is worth it."""
         known = self.state.snapshot
+        # Values that a pass wrote are known only once they are read again. Guests beside those of
+        # the scope matter when all are planned.
+        unread = self._again - scope.guests
+        if unread:
+            scope = scope.merge(self._by_name(unread))
         # After an event on a host with few guests, observing everything leaves no doubt.
         few = known is not None and len(known.guests) <= one_pass.FEW
         if known is None or scope.host or (few and scope != UNANNOUNCED and not scope.hurried):
@@ -351,7 +356,6 @@ class Reconciler:
         elif scope.unannounced:
             observed = self._observer.observe_unannounced(scope.guests)
         else:
-            # Values that a pass wrote are known only once they are read again.
             places = frozenset() if scope.guests & self._again else scope.places
             observed = self._observer.observe_some(scope.guests, places)
         if (

@@ -28,7 +28,7 @@ from vsrtune.daemon.scope import Scope
 from vsrtune.daemon.systemd import LOGGER
 from vsrtune.execute.journal import Journal
 from vsrtune.host.libvirt import DomainText
-from vsrtune.model.guest import Role
+from vsrtune.model.guest import Role, Thread
 from vsrtune.model.plan import Place
 from vsrtune.observe.observer import Observer
 from vsrtune.policy.parser import parse
@@ -46,7 +46,7 @@ profile: none
 class Tuned:
     """A synthetic host that is tuned, and the passes that tuned it."""
 
-    def __init__(self, place: Path, guests: int) -> None:
+    def __init__(self, place: Path, guests: int, policy: str = POLICY) -> None:
         self.host = Synthetic(place, guests)
         self.root = TreeRoot(str(place))
         self.journal = Journal.open(place / "journal.jsonl", "boot")
@@ -56,7 +56,7 @@ class Tuned:
             observer,
             TreeOps(self.host, self.root),
             self.journal,
-            (parse(POLICY, "test.yaml"),),
+            (parse(policy, "test.yaml"),),
             trace=1.0,
             clock=lambda: self.now,
         )
@@ -99,6 +99,20 @@ def instructions(work: Callable[[], object]) -> int:
     return count
 
 
+def worker(tuned: Tuned, names: Names) -> Thread:
+    """The first vhost worker of a guest, as the last pass left it."""
+    snapshot = tuned.passes.state.snapshot
+    assert snapshot is not None
+    return next(g for g in snapshot.guests if g.name == names.name).by_role(Role.VHOST)[0]
+
+
+def hurried(tuned: Tuned, names: Names) -> Scope:
+    """What the kernel tells of after ``vhost``."""
+    tid = worker(tuned, names).key.tid
+    places: frozenset[Place] = frozenset([("cpus", tid), ("scheduler", tid)])
+    return Scope(frozenset([names.name]), hurried=True, places=places)
+
+
 def nothing(_tuned: Tuned, _names: Names) -> None:
     """An event that was about nothing."""
 
@@ -110,22 +124,25 @@ def queue(tuned: Tuned, names: Names) -> None:
 
 def vhost(tuned: Tuned, names: Names) -> None:
     """Something moved a worker, and took its class away."""
-    snapshot = tuned.passes.state.snapshot
-    assert snapshot is not None
-    guest = next(g for g in snapshot.guests if g.name == names.name)
-    worker = guest.by_role(Role.VHOST)[0].key
-    path = f"/proc/{worker.pid}/task/{worker.tid}/status"
-    text = re.sub(r"Cpus_allowed_list:.*", f"Cpus_allowed_list:\t{CPUS}", tuned.root.read(path))
+    moved(tuned, names, CPUS)
+    lowered(tuned, names)
+
+
+def moved(tuned: Tuned, names: Names, cpus: str) -> None:
+    key = worker(tuned, names).key
+    path = f"/proc/{key.pid}/task/{key.tid}/status"
+    text = re.sub(r"Cpus_allowed_list:.*", f"Cpus_allowed_list:\t{cpus}", tuned.root.read(path))
     tuned.host.file(path, text)
-    tuned.host.file(f"/sched_attr/{worker.tid}.json", json.dumps({"cls": "other"}))
+
+
+def lowered(tuned: Tuned, names: Names) -> None:
+    tid = worker(tuned, names).key.tid
+    tuned.host.file(f"/sched_attr/{tid}.json", json.dumps({"cls": "other"}))
 
 
 def cpuset(tuned: Tuned, names: Names) -> None:
     """Something wrote the list of a cgroup of the guest, which no thread is in."""
-    snapshot = tuned.passes.state.snapshot
-    assert snapshot is not None
-    guest = next(g for g in snapshot.guests if g.name == names.name)
-    home = guest.by_role(Role.VHOST)[0].cgroup.partition("/libvirt")[0]
+    home = worker(tuned, names).cgroup.partition("/libvirt")[0]
     tuned.host.cgroup(f"{home}/libvirt/other", "1-3")
 
 
@@ -167,11 +184,7 @@ def test_libvirt_is_asked_after_a_write_and_not_about_a_change_of_a_thread_alone
         return domain(virt, name)
 
     monkeypatch.setattr(TreeVirt, "domain", answer)
-    snapshot = tuned.passes.state.snapshot
-    assert snapshot is not None
-    worker = next(g for g in snapshot.guests if g.name == names.name).by_role(Role.VHOST)[0].key
-    places: frozenset[Place] = frozenset([("cpus", worker.tid), ("scheduler", worker.tid)])
-    scope = Scope(frozenset([names.name]), hurried=True, places=places)
+    scope = hurried(tuned, names)
     for questions in (0, 1, 0):
         vhost(tuned, names)
         tuned.now += 1000.0
@@ -182,3 +195,19 @@ def test_libvirt_is_asked_after_a_write_and_not_about_a_change_of_a_thread_alone
         if questions:
             tuned.passes.run(tuned.passes.again())
     assert tuned.passes.again().guests == {names.name}
+
+
+def test_guests_that_were_written_to_are_read_before_all_are_planned(tmp_path: Path) -> None:
+    """A thread that somebody moves, and that stays there, has all guests planned."""
+    tuned = Tuned(tmp_path / "host", FEW, f"{POLICY}drift: {{cpus: report}}\n")
+    first, second = tuned.host.guests[3:5]
+    lowered(tuned, first)
+    before = tuned.passes.state.totals.writes
+    tuned.passes.run(hurried(tuned, first))
+    assert tuned.passes.state.totals.writes == before + 1
+    moved(tuned, second, "1")
+    tuned.passes.run(hurried(tuned, second))
+    assert tuned.passes.state.totals.writes == before + 1
+    (drift,) = tuned.passes.state.drifts
+    assert (drift.target.guest, drift.setting) == (second.name, "cpus.vhost")
+    tuned.journal.close()
