@@ -107,7 +107,7 @@ def _one(
 
 
 def warnings(result: Snapshot, managed: AbstractSet[str]) -> list[str]:
-    """Warnings about CPUs whose ksoftirqd is below realtime threads of a managed guest."""
+    """A warning of the CPUs whose ksoftirqd is below realtime threads of a managed guest."""
     below: set[int] = set()
     on = {t.cpu: t.sched for t in result.host.softirq}
     for guest in result.guests:
@@ -118,12 +118,14 @@ def warnings(result: Snapshot, managed: AbstractSet[str]) -> list[str]:
                 softirq = on.get(thread.affinity.first())
                 if softirq is not None and level(softirq) < level(thread.sched):
                     below.add(thread.affinity.first())
-    return [
-        f"CPU {cpu}: ksoftirqd/{cpu} stands below realtime guest threads; frames they send to "
+    if not below:
+        return []
+    what = (
+        f"CPUs {CpuSet(below)}: ksoftirqd stands below realtime guest threads; frames they send to "
         "other guests or to a veth can be dropped at the backlog; add scheduler: softirq with "
         "their class and priority"
-        for cpu in sorted(below)
-    ]
+    )
+    return [what]
 
 
 def build_napi(context: Context, per_guest: Sequence[Requirements], draft: Draft) -> None:

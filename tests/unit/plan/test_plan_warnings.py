@@ -152,5 +152,5 @@ def test_ksoftirqd_below_a_realtime_thread(
 ) -> None:
     left = snapshot(placed(vcpu, ("2", OTHER)), on=host(softirq={1: softirq, 2: softirq}))
     found = kernel_threads.warnings(left, {"vr1"})
-    assert [text.partition(":")[0] for text in found] == ([] if cpu is None else [f"CPU {cpu}"])
+    assert [text.partition(":")[0] for text in found] == ([] if cpu is None else [f"CPUs {cpu}"])
     assert kernel_threads.warnings(replace(left, guests=()), {"vr1"}) == []
