@@ -79,6 +79,10 @@ _ANY = re.compile("|".join((*(s for starts in _KINDS.values() for s in starts), 
 # die() of arch/x86/kernel/dumpstack.c: the bytes around the instruction that trapped.
 _INT3 = re.compile(r"\bint3: 0000 \[#1\].*?\bCode: ([0-9a-f ]*)<[0-9a-f]{2}>", re.DOTALL)
 _BREAKPOINT = "cc"
+# An interrupt's entry, and below it in the stack what it interrupted.
+_MASKED = re.compile(
+    r"\] +asm_(?:sysvec_\w+|common_interrupt)\+\S+\n\S* *\S+ RIP: 0010:__svm_vcpu_run\+"
+)
 # As ../inlab/agent writes it before the package is configured and before the command.
 _OURS = "lab: vsrtune's code runs"
 
@@ -96,6 +100,8 @@ def complaints(log: str) -> list[Complaint]:
         return list(found.values())
     if stale_breakpoint(log):
         return [Complaint(Trouble.EMULATOR, f"it ran a breakpoint that is gone ({crash.line})")]
+    if interrupted_while_masked(log[log.index(crash.line) :]):
+        return [Complaint(Trouble.EMULATOR, f"it interrupted __svm_vcpu_run ({crash.line})")]
     if _OURS not in log[: log.index(crash.line)]:
         return [Complaint(Trouble.EARLY, crash.line)]
     return list(found.values())
@@ -118,3 +124,13 @@ def stale_breakpoint(log: str) -> bool:
         return False
     before = match[1].split()
     return bool(before) and before[-1] != _BREAKPOINT
+
+
+def interrupted_while_masked(dump: str) -> bool:
+    """Whether the stack of a crash has an interrupt in KVM's __svm_vcpu_run.
+
+    A CPU takes none there: svm_vcpu_run of arch/x86/kvm/svm/svm.c clears the global interrupt flag
+    around it, because the segments are then the guest's. The entry reads the current task through
+    GS, and faults without end.
+    """
+    return _MASKED.search(dump) is not None
