@@ -11,11 +11,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from vsrtune.core.errors import PolicyError
+from vsrtune.core.errors import PolicyError, VsrtuneError
+from vsrtune.core.text import parse_time, time_text
+from vsrtune.group.health import HealthCheck
 from vsrtune.group.schema import BRIDGE, KINDS, MSR, PVR, schema
 from vsrtune.policy.model import WITHOUT_LIBVIRT, PolicyErrors
 from vsrtune.policy.validation import line_of, located, structural
 from vsrtune.policy.yaml_reader import KeyPath, read
+
+# Seconds. A router that returns sooner than it needs to configure itself loses frames.
+_HEALTH_BOUNDS = {"leave": (1, 60), "return": (1, 600)}
+_RETURN = "10s"
 
 # Key path below ``group``, what is wrong, and a hint.
 _Mistake = tuple[KeyPath, str, str]
@@ -27,7 +33,8 @@ class Group:
     a multistage router its routers), ``lowers`` pairs of a side's name and the device below it,
     ``balancers`` pairs of a libvirt name and the sides that it serves, ``links`` the kind of links
     between balancers and routers (schema.LINKS). Missing members are made from ``template``, with
-    their overlays in the directory ``overlays``, "" for beside the template's disks."""
+    their overlays in the directory ``overlays``, "" for beside the template's disks. ``health`` is
+    None when nobody watches the routers."""
 
     path: str
     name: str
@@ -39,6 +46,7 @@ class Group:
     links: str
     template: str
     overlays: str
+    health: HealthCheck | None = None
 
     def at(self, *keys: str) -> str:
         """``file:line`` of a key, or of the nearest key above it that is written."""
@@ -85,6 +93,13 @@ def parse(text: str, path: str) -> Group:
         links=inside.get("links", BRIDGE),
         template=inside.get("template", ""),
         overlays=inside.get("overlays", ""),
+        health=_health(inside["health"]) if "health" in inside else None,
+    )
+
+
+def _health(found: dict[str, str]) -> HealthCheck:
+    return HealthCheck(
+        parse_time(found["leave"]) / 1e9, parse_time(found.get("return", _RETURN)) / 1e9
     )
 
 
@@ -124,8 +139,22 @@ def _mistakes(kind: str, inside: dict[str, Any]) -> Iterator[_Mistake]:
     if inside.get("template") in members:
         what = "the template cannot be a member, for it may not run beside its clones"
         yield ("template",), what, "name another guest"
+    for which, text in inside.get("health", {}).items():
+        yield from _bounded(which, text)
     if kind == MSR:
         yield from _balancing(balancers, members, list(sides))
+
+
+def _bounded(which: str, text: str) -> Iterator[_Mistake]:
+    low, high = _HEALTH_BOUNDS[which]
+    try:
+        time = parse_time(text)
+    except VsrtuneError as error:
+        yield ("health", which), error.what, error.hint
+        return
+    if not low * 10**9 <= time <= high * 10**9:
+        hint = f"a time from {low}s to {high}s"
+        yield ("health", which), f"{time_text(time)} is outside the bounds", hint
 
 
 def _balancing(

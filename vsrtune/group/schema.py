@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from vsrtune.core.text import TIME_PATTERN
 from vsrtune.policy.schema import DEVICE_PATTERN
 from vsrtune.policy.subschemas import by_name, choice, mapping, sequence, short_text, text
 
@@ -50,6 +51,10 @@ _SIDES = sequence(
     text("a side that stands under lower", SIDE_PATTERN, "a name of a side"),
     "names of sides such as [in, out]",
 )
+_TIME = text("a time such as 2s", TIME_PATTERN, "a time")
+_HEALTH = mapping(
+    "a mapping such as {leave: 2s, return: 10s}", {"leave": _TIME, "return": _TIME}, ("leave",)
+)
 _KEYS: dict[str, dict[str, Any]] = {
     PVR: {
         **_COMMON,
@@ -69,9 +74,10 @@ _KEYS: dict[str, dict[str, Any]] = {
         "balancers": by_name(_SIDES, "a mapping such as {lb1: [in], lb2: [out]}", minProperties=1),
         "routers": _guests(MOST_ROUTERS),
         "links": choice(*LINKS),
+        "health": _HEALTH,
     },
 }
-_OPTIONAL = ("links", "template", "overlays")
+_OPTIONAL = ("links", "health", "template", "overlays")
 
 
 def schema(kind: str) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import pytest
 
 from vsrtune.cli.group import load_group, name_of
 from vsrtune.core.errors import VsrtuneError
+from vsrtune.group.health import HealthCheck
 from vsrtune.group.parser import parse
 from vsrtune.policy.model import PolicyErrors
 
@@ -50,6 +51,10 @@ def test_a_multistage_router() -> None:
     assert (group.members, group.links) == (("vr1", "vr2"), "bridge")
     assert group.at_member(1) == "edge.yaml:6"
     assert parse(f"{STAGED}  links: vlan\n", "edge.yaml").links == "vlan"
+    assert group.health is None
+    assert parse(f"{STAGED}  health: {{leave: 1.5s}}\n", "g").health == HealthCheck(1.5, 10)
+    text = f"{STAGED}  health: {{leave: 60s, return: 1s}}\n"
+    assert parse(text, "g").health == HealthCheck(60, 1)
 
 
 SIDES = ", ".join(f"s{n}: p{n}" for n in range(10))
@@ -69,6 +74,14 @@ BAD_STAGED = [
     ("vr1, vr2", "vr1, vr1", "g:6: group.routers.1: 'vr1' stands here twice"),
     ("in: p0, out: p1", SIDES, "g:4: group.lower: a mapping is not accepted; write up to 9"),
     ("  kind", "  links: star\n  kind", "g:3: group.links: 'star' is not accepted; write"),
+    ("  kind", "  health: on\n  kind", "g:3: group.health: 'on' stands where a mapping is"),
+    ("  kind", "  health: {return: 9s}\n  kind", "g:3: group.health: the key 'leave' is missing"),
+    ("  kind", "  health: {leave: 2}\n  kind", "g:3: group.health.leave: 2 stands where text is"),
+    ("  kind", "  health: {leave: 2m}\n  kind", "g:3: group.health.leave: '2m' is not a time"),
+    ("  kind", "  health: {leave: 999ms}\n  kind", "g:3: group.health.leave: 999ms is outside"),
+    ("  kind", "  health: {leave: 61s}\n  kind", "g:3: group.health.leave: 61s is outside the"),
+    ("  kind", "  health: {leave: 1.0000000001s}\n  kind", "g:3: group.health.leave: '1.0000000001"),
+    ("  kind", "  health:\n    leave: 2s\n    return: 601s\n  kind", "g:5: group.health.return: 60"),
 ]  # fmt: skip
 BAD = [
     ("kind: pvr", "kind: hub", "g:3: group.kind: 'hub' is not accepted; write pvr or msr"),
@@ -84,6 +97,7 @@ BAD = [
     ("out: p1", "outside: p1", "g:5: group.lower.outside: this key does not fit here"),
     ("out: p1", "out: a/b", "g:5: group.lower.out: 'a/b' is not a name of a device"),
     ("  kind", "  colour: red\n  kind", "g:3: group.colour: unknown key"),
+    ("  kind", "  health: {leave: 2s}\n  kind", "g:3: group.health: unknown key"),
     ("  lower", "  template: vr2\n  lower", "g:5: group.template: the template cannot be a member"),
     ("  lower", "  template: ''\n  lower", "g:5: group.template: the value is empty"),
     ("  lower", "  overlays: images\n  lower", "g:5: group.overlays: 'images' is not an absolute"),
