@@ -74,7 +74,7 @@ VETH = ("--cpus", "3", "--guest-name", "vr 1.ü", "--plain-qemu")
 E1000E = ("--cpus", "3", "--guests", "2", "--vcpus", "2", "--queues", "2", "--nic", "e1000e")
 BENCH = ("--cpus", "3")
 CONTAINER = (*BENCH, "--container")
-PAIR = ("--cpus", "3", "--guests", "2")
+PAIR = ("--cpus", "3", "--guests", "2", "--agent")
 ATTACH = ("test_attach.py",)
 # What depends on the NIC, on queues or on a second guest; the rest would only be repeated.
 TUNING = "test_tune.py::test_packets_leave_the_interrupt_cpu_to_the_nic"

@@ -29,7 +29,7 @@ from .errors import LabError
 from .options import NICS, Options
 from .releases import RELEASES
 
-_PACK_FRR = Path(__file__).resolve().parent.parent / "inimage/pack-frr"
+_IN_IMAGE = Path(__file__).resolve().parent.parent / "inimage"
 
 
 def main() -> int:
@@ -81,9 +81,10 @@ def _dispatch(arguments: argparse.Namespace) -> int:
     if options.kernel:
         disk = debugkernel.get(disk, options.kernel)
     module = kmod.get(disk) if options.kmod and kmod.present() else None
-    routing = chroot.output(disk, "frr", _PACK_FRR) if options.frr else None
+    routing = chroot.output(disk, "frr", _IN_IMAGE / "pack-frr") if options.frr else None
+    agent = chroot.output(disk, "agent", _IN_IMAGE / "pack-agent") if options.agent else None
     contained = container.brought(disk, package.get()) if options.container else {}
-    brought = session.Brought(deb, module, routing, contained)
+    brought = session.Brought(deb, module, routing, contained, agent)
     return session.run(options, emulator.get(), disk, brought)
 
 
@@ -143,6 +144,7 @@ def _options(arguments: argparse.Namespace) -> Options:
         apparmor=arguments.apparmor,
         ipv6=arguments.ipv6,
         frr=arguments.frr,
+        agent=arguments.agent,
         container=arguments.container,
         install=not arguments.no_install,
         reboots=arguments.reboots,
@@ -181,6 +183,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--plain-qemu", action="store_true", help="one more router, pq1, without libvirt")
     add("--apparmor", action="store_true", help="AppArmor and audit are on, as Debian has them")
     add("--ipv6", action="store_true", help="the routers forward IPv6, too")
+    add("--agent", action="store_true", help="balancers have the QEMU guest agent")
     add("--frr", action="store_true", help="the libvirt routers have FRR, peers and a firewall")
     add("--container", action="store_true", help="the image of vsrtune's container, and crun")
     add("--share", type=Path, metavar="DIR", help="appears as /mnt/share, writable")

@@ -46,6 +46,8 @@ _INITRD = "/run/lab/router.cpio"
 BALANCER_INITRD = "/run/lab/balancer.cpio"
 # The host's end of the port through which a balancer takes its rules, and its name inside.
 BALANCER_PORT = "lab.rules"
+# The port of the QEMU guest agent; libvirt chooses the host's end.
+AGENT_PORT = "org.qemu.guest_agent.0"
 
 # What makes an emulated boot short.
 _QUICK = (
@@ -200,7 +202,7 @@ def domain(guest: Guest) -> str:
     )  # fmt: skip
 
 
-def balancer(number: int, nics: tuple[int, ...]) -> str:
+def balancer(number: int, nics: tuple[int, ...], agent: bool) -> str:
     """Balancer lb`number`, with a macvtap on each of these lower devices and no address."""
     index = _BALANCERS + number
     devices = [_interface(_mac(index, nic), nic) for nic in nics]
@@ -208,6 +210,11 @@ def balancer(number: int, nics: tuple[int, ...]) -> str:
     <channel type='unix'>
       <source mode='bind' path='/run/lab/lb{number}.rules'/>
       <target type='virtio' name='{BALANCER_PORT}'/>
+    </channel>""")
+    if agent:
+        devices.append(f"""\
+    <channel type='unix'>
+      <target type='virtio' name='{AGENT_PORT}'/>
     </channel>""")
     arguments = f"ipv6.disable=1 {_QUICK}"
     return _domain(f"lb{number}", index, 1, BALANCER_INITRD, arguments, "\n".join(devices))

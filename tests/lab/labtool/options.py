@@ -24,6 +24,8 @@ class Options:
     plain_qemu: bool = False
     # The routers have FRR, a firewall, SSH and SNMP, and peers outside.
     frr: bool = False
+    # Balancers have the QEMU guest agent.
+    agent: bool = False
     # The image of vsrtune's container, what runs it, and the manifests of its DaemonSet.
     container: bool = False
     # As Debian boots: AppArmor and audit are on.

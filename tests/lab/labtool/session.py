@@ -49,12 +49,13 @@ BOOTS = "boots"
 @dataclass(frozen=True)
 class Brought:
     """What a lab is brought: the package of the working tree, what kmod.get returned, what
-    inimage/pack-frr left, and what container.brought returned."""
+    inimage/pack-frr left, what container.brought returned, and what inimage/pack-agent left."""
 
     package: Path | None = None
     modules: Path | None = None
     frr: Path | None = None
     container: dict[str, Path] = field(default_factory=dict)
+    agent: Path | None = None
 
 
 def run(options: Options, emulator: Emulator, image: Image, brought: Brought) -> int:
@@ -154,6 +155,8 @@ def _prepare(control: Path, options: Options, brought: Brought) -> None:
         shutil.copy(_LAB / "labtool" / "serial_log.py", control / "kmod-tests")
     if brought.frr is not None:
         shutil.copytree(brought.frr / "root", control / "frr", symlinks=True)
+    if brought.agent is not None:
+        shutil.copytree(brought.agent / "root", control / "guest-agent")
     for name, path in brought.container.items():
         copy = shutil.copytree if path.is_dir() else shutil.copy
         copy(path, control / name)
