@@ -14,6 +14,7 @@ from vsrtune.attach.host import LiveHost
 from vsrtune.cli.options import (
     Duration,
     attach_ledger_option,
+    groups_option,
     journal_option,
     no_policies,
     options,
@@ -27,7 +28,8 @@ from vsrtune.daemon.events import libvirt
 from vsrtune.daemon.events.changes import ChangeEvents
 from vsrtune.daemon.events.kernel import LinkEvents, Patrol
 from vsrtune.daemon.events.policy_files import PolicyWatch
-from vsrtune.daemon.guard import Aside, StandstillGuard, write_starved
+from vsrtune.daemon.group_health import GROUPS_PATH, GroupKeeper, RuleLoader
+from vsrtune.daemon.guard import STARVED_PATH, Aside, StandstillGuard
 from vsrtune.daemon.http import Metrics
 from vsrtune.daemon.load_tracker import BottleneckKeeper, RecentKeeper
 from vsrtune.daemon.loop import Daemon, Timing
@@ -36,7 +38,8 @@ from vsrtune.daemon.systemd import Notifier
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
 from vsrtune.host.filesystem import LiveRoot, boot_id, cgroup_root, namespace_of_its_own
-from vsrtune.model.daemon_state import DaemonState, Starved
+from vsrtune.host.state_files import tell_others
+from vsrtune.model.daemon_state import DaemonState, GroupGuest, Starved
 from vsrtune.model.load import least_ns
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe.config_files import load_dirs
@@ -141,6 +144,7 @@ def demand_of_container() -> None:
     ),
     journal_option,
     attach_ledger_option,
+    groups_option,
     uri_option,
     click.option("--verbose", is_flag=True, envvar="VSRTUNE_VERBOSE", help="Log every event."),
 )
@@ -153,6 +157,7 @@ def daemon(
     on_stop: str,
     journal: Path,
     attach_ledger: Path,
+    groups: Path,
     uri: str,
     verbose: bool,
 ) -> int:
@@ -235,7 +240,12 @@ def daemon(
         def starving(found: tuple[Starved, ...]) -> None:
             running.starving(found)
             with contextlib.suppress(OSError):
-                write_starved(found)
+                tell_others(STARVED_PATH, found)
+
+        def watched(found: tuple[GroupGuest, ...]) -> None:
+            running.watched(found)
+            with contextlib.suppress(OSError):
+                tell_others(GROUPS_PATH, found)
 
         LinkEvents(latest, running.mark_dirty).start()
         changes = ChangeEvents(latest, running.changed)
@@ -243,6 +253,14 @@ def daemon(
             changes.start()
         Patrol(LiveRoot(), latest, running.mark_dirty, told=told).start()
         StandstillGuard(LiveRoot(), lambda: reconciler.state, running.step_down, starving).start()
+        GroupKeeper(
+            LiveRoot(),
+            attach_ledger,
+            groups,
+            RuleLoader(uri, attach_ledger, journal),
+            latest,
+            watched,
+        ).start()
         PolicyWatch(policy_dirs, running.policies_changed).start()
         try:
             return running.run()

@@ -13,12 +13,12 @@ from vsrtune.attach.survey import survey, template_of
 from vsrtune.cli import attachments
 from vsrtune.cli.options import (
     ATTACH_LEDGER,
-    GROUP_DIR,
     Commands,
     StatePlaces,
     check_written,
     dry_run_option,
     group_names,
+    groups_option,
     guest_names,
     json_option,
     observe,
@@ -28,10 +28,13 @@ from vsrtune.cli.options import (
 from vsrtune.cli.render import complain, print_json, say, show
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
+from vsrtune.daemon.group_health import GROUPS_PATH
 from vsrtune.group import members as group_members
 from vsrtune.group import msr_rules, planner
 from vsrtune.group import scale as group_scale
 from vsrtune.group.parser import Group, parse
+from vsrtune.host.state_files import told_by_daemon
+from vsrtune.model.daemon_state import GroupGuest
 from vsrtune.observe.config_files import SUFFIXES, files_in, read_text
 from vsrtune.policy.model import PolicyErrors
 from vsrtune.views import group_status
@@ -49,14 +52,6 @@ def _named(_context: click.Context, _argument: click.Parameter, word: str | None
 _file_argument = click.argument("word", metavar="GROUP", shell_complete=group_names)
 _name_argument = click.argument(
     "name", metavar="GROUP", callback=_named, shell_complete=group_names
-)
-_groups_option = click.option(
-    "--groups",
-    type=click.Path(path_type=Path, file_okay=False),
-    default=GROUP_DIR,
-    show_default=True,
-    envvar="VSRTUNE_GROUPS",
-    help="Directory with group files (*.yaml).",
 )
 
 
@@ -99,7 +94,7 @@ def check(files: tuple[Path, ...]) -> int:
 
 @group.command()
 @_file_argument
-@_groups_option
+@groups_option
 @dry_run_option
 @places_options
 def create(word: str, groups: Path, dry_run: bool, places: StatePlaces) -> int:
@@ -130,6 +125,9 @@ def create(word: str, groups: Path, dry_run: bool, places: StatePlaces) -> int:
 def status(name: str | None, as_json: bool, wide: bool, places: StatePlaces) -> int:
     """Show where the members of GROUP, or of all groups, are plugged in, and their frames.
 
+    Of a group whose file has `health`, also what the daemon says of its routers and
+    balancers.
+
     \b
     Exit codes: 0 shown, 1 there is no such group, 4 the host could not be read, or the
     ledger that is named does not exist.
@@ -139,7 +137,8 @@ def status(name: str | None, as_json: bool, wide: bool, places: StatePlaces) -> 
     names = [name] if name is not None else sorted(host.groups)
     members = {n: group_members.of_group(n, host) for n in names}
     guests = observe(None, places.uri, 0).guests if members else ()
-    found = {n: group_status.places(origins, host, guests) for n, origins in members.items()}
+    watched = told_by_daemon(GROUPS_PATH, GroupGuest)
+    found = {n: group_status.places(of, host, guests, watched) for n, of in members.items()}
     if as_json:
         print_json([place for rows in found.values() for place in rows])
     elif found:
@@ -166,7 +165,7 @@ def status(name: str | None, as_json: bool, wide: bool, places: StatePlaces) -> 
     shell_complete=guest_names,
     help="For the others only.",
 )
-@_groups_option
+@groups_option
 @places_options
 def rules(
     word: str,

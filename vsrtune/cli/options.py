@@ -170,6 +170,14 @@ attach_ledger_option = click.option(
     envvar="VSRTUNE_ATTACH_LEDGER",
     help="Where switches of attachments and the devices they made are written down.",
 )
+groups_option = click.option(
+    "--groups",
+    type=click.Path(path_type=Path, file_okay=False),
+    default=GROUP_DIR,
+    show_default=True,
+    envvar="VSRTUNE_GROUPS",
+    help="Directory with group files (*.yaml).",
+)
 root_option = click.option(
     "--root",
     type=_FILE,

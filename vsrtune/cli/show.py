@@ -29,12 +29,13 @@ from vsrtune.cli.options import (
 from vsrtune.cli.render import print_json, say
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
-from vsrtune.daemon.guard import read_starved
+from vsrtune.daemon.guard import STARVED_PATH
 from vsrtune.daemon.pass_result import guest_states
 from vsrtune.execute.journal import last_change
 from vsrtune.execute.jsonl_log import holder
 from vsrtune.host.filesystem import HostRoot, LiveRoot, boot_id
-from vsrtune.model.daemon_state import DaemonState, PlanState, Unmade
+from vsrtune.host.state_files import told_by_daemon
+from vsrtune.model.daemon_state import DaemonState, PlanState, Starved, Unmade
 from vsrtune.model.guest import SchedClass
 from vsrtune.model.journal_records import Entry
 from vsrtune.model.plan import Plan
@@ -100,7 +101,7 @@ def show(
     limited = replace(frame, bottlenecks=tuple(b for b in frame.bottlenecks if b.where))
     render.show(
         [
-            *tables.filled(steps, tables.starved_table(read_starved())),
+            *tables.filled(steps, tables.starved_table(told_by_daemon(STARVED_PATH, Starved))),
             *tables.snapshot_tables(snapshot, frame.budgets),
             *tables.filled(bottleneck_table(limited), drift),
         ],
@@ -141,7 +142,7 @@ def status(
     state = current_state(host, chosen(host, guests), policies, entries, steps)
     state = replace(state, failure="" if failure is None else str(failure))
     if root is None:
-        state = replace(state, starved=read_starved())
+        state = replace(state, starved=told_by_daemon(STARVED_PATH, Starved))
     page = page_data.status_page(state)
     if as_json:
         print_json(page)

@@ -22,24 +22,19 @@ daemon is the one that can help.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
-from vsrtune.core.codec import decode, encode
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.retry import SaidOnce
-from vsrtune.core.untrusted import json_value
 from vsrtune.daemon.events.thread import Background
 from vsrtune.daemon.systemd import LOGGER, fields
 from vsrtune.host.cpus import parse_cpu_times
-from vsrtune.host.filesystem import HostRoot, LiveRoot
+from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.netdev import DeviceFrames, guest_frames, parse_net_dev
 from vsrtune.host.procfs import CLOCK_TICKS, Stat, parse_stat
-from vsrtune.host.state_files import read_file, replace_volatile
 from vsrtune.model.daemon_state import DaemonState, Starved
 from vsrtune.model.guest import REALTIME, Guest, Role, ThreadKey
 from vsrtune.model.load import shared_devices
@@ -58,32 +53,6 @@ from vsrtune.plan.safety.starvation import (
 )
 
 STARVED_PATH = Path("/run/vsrtune/starved.json")
-
-
-def write_starved(starved: tuple[Starved, ...], path: Path = STARVED_PATH) -> None:
-    """Replace the file, or remove it when nothing starves. Raises OSError."""
-    if not starved:
-        path.unlink(missing_ok=True)
-        return
-    pid = os.getpid()
-    data = {"pid": pid, "start_time": _start_time(pid), "told": encode(starved)}
-    replace_volatile(path, json.dumps(data, ensure_ascii=False).encode(), 0o644)
-
-
-def read_starved(path: Path = STARVED_PATH) -> tuple[Starved, ...]:
-    """The starving threads as the running daemon reports them; empty when none runs, or the file
-    is damaged or not for this user."""
-    try:
-        data = json_value(read_file(path).decode("utf-8", "replace"))
-        if data["start_time"] != _start_time(int(data["pid"])):
-            return ()
-        return decode(tuple[Starved, ...], data["told"])
-    except (OSError, ValueError, LookupError, TypeError, VsrtuneError):
-        return ()
-
-
-def _start_time(pid: int) -> int:
-    return parse_stat(LiveRoot().read(f"/proc/{pid}/stat")).start_time
 
 
 def real_time_cpus(guests: Iterable[Guest]) -> CpuSet:

@@ -25,7 +25,7 @@ from vsrtune.daemon.events.changes import Change
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.daemon.scope import FULL, NOTHING, UNANNOUNCED, Scope
 from vsrtune.daemon.systemd import LOGGER, Notifier, fields
-from vsrtune.model.daemon_state import DaemonState, Starved
+from vsrtune.model.daemon_state import DaemonState, GroupGuest, Starved
 from vsrtune.model.stepdown import StepLevel
 from vsrtune.policy.model import WITHOUT_LIBVIRT, Policy
 from vsrtune.views import tables
@@ -96,6 +96,9 @@ class Daemon:
         # Starving threads of others, and those last published.
         self._starved: tuple[Starved, ...] = ()
         self._told: tuple[Starved, ...] = ()
+        # The guests of watched groups.
+        self._groups: tuple[GroupGuest, ...] = ()
+        self._groups_told: tuple[GroupGuest, ...] = ()
         # When the next pass for changes without events is due.
         self._turn = 0.0
         self._reload_success = True
@@ -132,6 +135,11 @@ class Daemon:
     def starving(self, starved: tuple[Starved, ...]) -> None:
         """Note which threads of others starve; callable from any thread."""
         self._starved = starved
+        self._wake.set()
+
+    def watched(self, guests: tuple[GroupGuest, ...]) -> None:
+        """Note how the guests of watched groups are; callable from any thread."""
+        self._groups = guests
         self._wake.set()
 
     def policies_changed(self, reason: str) -> None:
@@ -240,9 +248,16 @@ class Daemon:
                 self._hurried = self._hurried.merge(_hurried(change))
 
     def _tell(self) -> None:
-        self._told = self._starved
+        self._told, self._groups_told = self._starved, self._groups
         state = self._reconciler.state
-        self._publish(replace(state, reload_success=self._reload_success, starved=self._told))
+        self._publish(
+            replace(
+                state,
+                reload_success=self._reload_success,
+                starved=self._told,
+                groups=self._groups_told,
+            )
+        )
         self._notifier.status(self._status())
 
     def _status(self) -> str:
@@ -334,7 +349,7 @@ class Daemon:
             if now >= due:
                 scope = self._reconciler.again() if now >= latest else NOTHING
                 return scope.merge(UNANNOUNCED) if now >= self._turn else scope
-            if self._starved is not self._told:
+            if self._starved is not self._told or self._groups is not self._groups_told:
                 self._tell()
             if self._hurried:
                 due = min(due, self._hurry_from)

@@ -17,8 +17,9 @@ On the inside everything that routers send leaves with our MAC, also inside ARP.
 
 from __future__ import annotations
 
+import re
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from vsrtune.attach.plan.model import AttachHostState
@@ -69,6 +70,10 @@ _ROUTER = """\
 		ether daddr set {mac} fwd {way}
 	}}"""
 
+# A guest says what its interfaces are called. Nothing but a name gets into the rules.
+_INTERFACE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,14}", re.ASCII)
+_CHOOSER = re.compile(r"^\s*chain (to_[a-z0-9]+_[0-9]+) \{", re.ASCII | re.MULTILINE)
+
 
 @dataclass(frozen=True, slots=True)
 class Side:
@@ -96,10 +101,15 @@ class Rulebook:
     plugged: tuple[str, ...]
 
     def text(
-        self, balancer: str | None = None, count: int | None = None, without: Collection[str] = ()
+        self,
+        balancer: str | None = None,
+        count: int | None = None,
+        without: Collection[str] = (),
+        called: Mapping[str, str] | None = None,
     ) -> str:
         """The rules for one balancer, which needs no name if it is the only one. ``count`` selects
-        the first routers, plugged in or not. Raises VsrtuneError."""
+        the first routers, plugged in or not. ``called`` are the names of the guest's interfaces by
+        MAC; without, somebody has to edit the text. Raises VsrtuneError."""
         known = list(dict.fromkeys(side.balancer for side in self.sides))
         if balancer is None and len(known) > 1:
             raise self._refused("it has several balancers", f"name one: {', '.join(known)}")
@@ -125,7 +135,7 @@ class Rulebook:
             balancer=printable(balancer),
             group=self.group,
             names=printable(", ".join(self.routers[n] for n in used)),
-            defines="\n".join(_defines([side for _, side in own])),
+            defines="\n".join(_defines([side for _, side in own], called)),
             chains="\n".join(chains),
         )
 
@@ -188,12 +198,23 @@ def _inside(side: Side, router: int) -> str:
     return f"int_{side.name}_{router + 1}" if side.each else f"int_{side.name}"
 
 
-def _defines(sides: Sequence[Side]) -> Iterator[str]:
+def choosers(text: str) -> frozenset[str]:
+    """The chains in rules, or in what nft lists of them, that lead to one router each."""
+    return frozenset(_CHOOSER.findall(text))
+
+
+def _defines(sides: Sequence[Side], called: Mapping[str, str] | None) -> Iterator[str]:
     wanted = [(f"ext_{side.name}", side.mac, side.lower) for side in sides]
     for side in sides:
         wanted += [(_inside(side, n), *inner) for n, inner in enumerate(side.inner)]
     for number, (variable, mac, lower) in enumerate(wanted):
-        yield f"define {variable} = eth{number}    # {mac}   on {printable(lower)}"
+        name = f"eth{number}" if called is None else called.get(mac, "")
+        if not _INTERFACE.fullmatch(name):
+            raise VsrtuneError(
+                f"the balancer has no interface with the MAC {mac} whose name nftables takes",
+                where=lower, hint="see, in the guest: ip link",
+            )  # fmt: skip
+        yield f"define {variable} = {name}    # {mac}   on {printable(lower)}"
 
 
 def _side(

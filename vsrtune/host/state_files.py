@@ -6,8 +6,18 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import json
 import os
 from pathlib import Path
+from typing import Any, TypeVar
+
+from vsrtune.core.codec import decode, encode
+from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.untrusted import json_value
+from vsrtune.host.filesystem import LiveRoot
+from vsrtune.host.procfs import parse_stat
+
+T = TypeVar("T")
 
 # The journal is by far the largest file; it is rewritten beyond one MiB.
 MAX_SIZE = 64 << 20
@@ -97,6 +107,34 @@ def replace_volatile(path: Path, data: bytes, mode: int) -> None:
     time."""
     path.parent.mkdir(parents=True, exist_ok=True)
     _replace(path, path.with_name(f".{path.name}.{os.getpid()}.new"), data, mode, 0, lasting=False)
+
+
+def tell_others(path: Path, told: tuple[Any, ...]) -> None:
+    """Replace the file in which this process tells others of something, for as long as it lives;
+    remove it when there is nothing to tell. Raises OSError."""
+    if not told:
+        path.unlink(missing_ok=True)
+        return
+    pid = os.getpid()
+    data = {"pid": pid, "start_time": _start_time(pid), "told": encode(told)}
+    replace_volatile(path, json.dumps(data, ensure_ascii=False).encode(), 0o644)
+
+
+def told_by_daemon(path: Path, of: type[T]) -> tuple[T, ...]:
+    """What the running daemon tells in such a file; empty when none runs, or the file is damaged
+    or not for this user."""
+    try:
+        data = json_value(read_file(path).decode("utf-8", "replace"))
+        if data["start_time"] != _start_time(int(data["pid"])):
+            return ()
+        found: tuple[T, ...] = decode(tuple[of, ...], data["told"])  # type: ignore[valid-type]
+        return found
+    except (OSError, ValueError, LookupError, TypeError, VsrtuneError):
+        return ()
+
+
+def _start_time(pid: int) -> int:
+    return parse_stat(LiveRoot().read(f"/proc/{pid}/stat")).start_time
 
 
 def _replace(path: Path, new: Path, data: bytes, mode: int, room: int, *, lasting: bool) -> None:

@@ -165,6 +165,8 @@ class DaemonState:
     # Other threads, which starve beside the guests' real-time threads.
     starved: tuple[Starved, ...] = ()
     recent: Recent = field(default_factory=Recent)
+    # The guests of groups that the daemon watches.
+    groups: tuple[GroupGuest, ...] = ()
 
     @property
     def tuned(self) -> int:
@@ -192,3 +194,19 @@ class Starved:
     def __str__(self) -> str:
         by = f", which real-time threads of {self.guest} hold" if self.guest else ""
         return f"{self.name} (tid {self.tid}) does not get to run on CPU {self.cpu}{by}"
+
+
+@dataclass(frozen=True, slots=True)
+class GroupGuest:
+    """A router or balancer of a group that the daemon watches (docs/groups.md). ``fault`` says why
+    a router gets no frames, or what is wrong with a balancer, "" when nothing is; ``since`` when
+    that began or ended (epoch, 0 for never), ``faults`` how often it began, ``hint`` what an
+    operator can do."""
+
+    group: str
+    guest: str
+    role: str
+    fault: str = ""
+    since: float = 0.0
+    faults: int = 0
+    hint: str = ""

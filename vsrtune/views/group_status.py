@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from vsrtune.attach.plan.model import AttachHostState
 from vsrtune.attach.plan.steps import Origin
 from vsrtune.group.members import on_device
+from vsrtune.model.daemon_state import GroupGuest
 from vsrtune.model.guest import Guest
 from vsrtune.model.module_counters import QueueCounters
 from vsrtune.views.tables import NOTHING, Table
@@ -19,7 +20,8 @@ class Place:
     """One member on one device of its group. ``state`` is plugged, stalled (plugged, but it
     takes no frames), drained or stopped. ``queue`` holds the counters of its queue on the
     device, None until its worker has sent. ``role`` is member, or in a multistage router
-    balancer or router; ``side`` is the side's name in the group file."""
+    balancer or router; ``side`` is the side's name in the group file. ``health`` is what the daemon
+    says of a guest that it watches, "" of others."""
 
     group: str
     member: str
@@ -29,12 +31,18 @@ class Place:
     queue: QueueCounters | None = None
     role: str = "member"
     side: str = ""
+    health: str = ""
 
 
 def places(
-    origins: Sequence[Origin], host: AttachHostState, guests: Sequence[Guest]
+    origins: Sequence[Origin],
+    host: AttachHostState,
+    guests: Sequence[Guest],
+    watched: Iterable[GroupGuest] = (),
 ) -> tuple[Place, ...]:
-    """The places of every member, on each side; ``guests`` are the observed guests."""
+    """The places of every member, on each side; ``guests`` are the observed guests, ``watched``
+    those that the daemon watches."""
+    health = {(w.group, w.guest): _health(w) for w in watched}
     observed = {g.uuid: g for g in guests}
     found = []
     for origin in origins:
@@ -52,9 +60,25 @@ def places(
         role = str(stage.role) if stage is not None else "member"
         side = stage.side if stage is not None else device.name.removeprefix(f"{origin.group}-")
         found.append(
-            Place(origin.group, origin.guest, device.name, device.lower, state, queue, role, side)
+            Place(
+                origin.group,
+                origin.guest,
+                device.name,
+                device.lower,
+                state,
+                queue,
+                role,
+                side,
+                health.get((origin.group, origin.guest), ""),
+            )
         )
     return tuple(found)
+
+
+def _health(watched: GroupGuest) -> str:
+    if not watched.fault:
+        return "good"
+    return f"{watched.fault}; {watched.hint}" if watched.hint else watched.fault
 
 
 def _queue(guest: Guest | None, device: str) -> QueueCounters | None:
@@ -70,7 +94,9 @@ def _queue(guest: Guest | None, device: str) -> QueueCounters | None:
 
 def table(group: str, found: Sequence[Place]) -> Table:
     """The places of a group as a table."""
-    return Table.of(f"Group {group}", [_row(place) for place in found], spare=("role", "side"))
+    watched = any(place.health for place in found)
+    rows = [_row(place) | ({"health": place.health} if watched else {}) for place in found]
+    return Table.of(f"Group {group}", rows, spare=("role", "side"), text=("health",))
 
 
 def _row(place: Place) -> dict[str, str]:

@@ -21,6 +21,7 @@ from vsrtune.model.root_domains import DomainBooks, waits_for_domain
 from vsrtune.views.metric_subjects import (
     DAEMON,
     DEVICE,
+    GROUP_GUEST,
     GUEST,
     INTERFACE,
     ROOT_DOMAIN,
@@ -362,6 +363,17 @@ FAMILIES: tuple[Family[Any], ...] = (
         "vsrtune_starved_threads", "gauge", "", DAEMON,
         "Threads of others that do not get to run on the CPU, which the guest holds.",
         _starved, ("cpu", "domain"),
+    ),
+    # -- guests of groups that the daemon watches
+    Family(
+        "vsrtune_group_guest_faulty", "gauge", "", GROUP_GUEST,
+        "1 while a router gets no frames, or a balancer does not forward or lacks rules.",
+        lambda g: float(bool(g.fault)),
+    ),
+    Family(
+        "vsrtune_group_guest_faults_total", "counter", "", GROUP_GUEST,
+        "How often that began.",
+        lambda g: g.faults,
     ),
     # -- the daemon
     Family(

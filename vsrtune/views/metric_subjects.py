@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Generic, TypeVar
 
-from vsrtune.model.daemon_state import DaemonState, GuestState
+from vsrtune.model.daemon_state import DaemonState, GroupGuest, GuestState
 from vsrtune.model.guest import Guest, Interface, Role, Thread
 from vsrtune.model.host import Host
 from vsrtune.model.module_counters import QueueCounters, TapCounters
@@ -195,6 +195,11 @@ def _guests(scrape: Scrape) -> Iterator[tuple[Labels, GuestState]]:
         yield (one.ref, one.source), one
 
 
+def _group_guests(scrape: Scrape) -> Iterator[tuple[Labels, GroupGuest]]:
+    for one in scrape.state.groups:
+        yield (one.group, one.guest, one.role), one
+
+
 def _root_domains(scrape: Scrape) -> Iterator[tuple[Labels, DomainBooks]]:
     if scrape.state.snapshot is not None:
         for domain in books(scrape.state.snapshot):
@@ -217,4 +222,6 @@ DEVICE = MetricSubject[Interface](("domain", "target_device"), _devices)
 # Counters of devices of our kernel module, and of their tap queues.
 TAP = MetricSubject[TapCounters](("domain", "target_device"), _taps)
 TAP_QUEUE = MetricSubject[QueueCounters](("domain", "target_device", "queue"), _tap_queues)
+# Routers and balancers of groups that the daemon watches.
+GROUP_GUEST = MetricSubject[GroupGuest](("group", "domain", "role"), _group_guests)
 ROOT_DOMAIN = MetricSubject[DomainBooks](("cpus", "cgroup"), _root_domains)

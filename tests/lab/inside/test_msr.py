@@ -11,8 +11,10 @@ and neighbours have to ask for them.
 
 from __future__ import annotations
 
+import os
+import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -312,4 +314,105 @@ def test_the_daemon_tunes_balancers_and_routers(double: Stage, irq_cpus: set[int
         assert workers == [2, 2, 2, 2]
         settled(double)
         labhelp.stop()
+        group("delete", "edge")
+
+
+@contextmanager
+def watched(stage: Stage) -> Iterator[None]:
+    """A group whose file asks for health checks, and a daemon that has given its balancers
+    rules."""
+    with made(stage, "bridge"), ExitStack() as stack:
+        for number in stage.balancers:
+            msrhelp.ask(number, "run", "nft flush ruleset")
+        path = GROUPS / "edge.yaml"
+        path.write_text(f"{path.read_text()}  health: {{leave: 2s, return: 10s}}\n")
+        labhelp.clear_policies()
+        labhelp.start()
+        stack.callback(labhelp.stop)
+        stack.callback(revived, stage.routers[1])
+        labhelp.wait_for(lambda: set(faults().values()) == {"good"}, "all is well", 90)
+        settled(stage)
+        yield
+
+
+def revived(router: LabGuest) -> None:
+    """Whatever a test did to it, it runs."""
+    if not router.runs:
+        labhelp.sh("virsh", "start", router.name)
+    labhelp.sh("virsh", "resume", router.name, check=False)
+
+
+def faults() -> dict[str, str]:
+    """What the daemon says of each guest of the group: "good", or what is wrong."""
+    return {str(p["member"]): str(p["health"]) for p in pvrhelp.places()}
+
+
+def began(guest: str) -> int:
+    """How often something was wrong with a guest since the daemon started."""
+    found = [
+        float(line.split()[-1])
+        for line in labhelp.scrape()
+        if line.startswith("vsrtune_group_guest_faults_total") and f'"{guest}"' in line
+    ]
+    return int(found[0])
+
+
+def under_load(stage: Stage, change: Callable[[], object]) -> Result:
+    """What becomes of 40 s of frames when something happens to the group after 2 s."""
+    flows = pvrhelp.Flows(stage.index, NEIGHBOURS, count=40 * RATE, rate=RATE, seed=41)
+    time.sleep(2)
+    change()
+    return flows.wait()
+
+
+def test_a_router_that_dies_leaves_and_returns(double: Stage) -> None:
+    """The daemon gives the balancers rules without it, and with it again once it forwards."""
+    second = double.routers[1]
+    with watched(double):
+        result = under_load(double, lambda: os.kill(second.pid, signal.SIGKILL))
+        print(f"kill -9 of {second.name}: {result}")
+        assert faults()[second.name] == "unplugged"
+        assert result.lost and result.lost_between() < 10
+        result = under_load(double, lambda: labhelp.sh("virsh", "start", second.name))
+        print(f"start of {second.name}: {result}")
+        labhelp.wait_for(lambda: faults()[second.name] == "good", "it is back", 120)
+        settled(double)
+        before = msrhelp.taken(double.routers)[second.name]
+        assert lost_nothing(double)
+        took = msrhelp.taken(double.routers)[second.name]
+        assert all(b - a > COUNT / 4 for a, b in zip(before, took, strict=True))
+
+        result = under_load(double, lambda: labhelp.sh("virsh", "suspend", second.name))
+        print(f"{second.name} hangs: {result}")
+        assert faults()[second.name] == "stalled"
+        assert result.lost and result.lost_between() < 10
+        result = under_load(double, lambda: labhelp.sh("virsh", "resume", second.name))
+        print(f"{second.name} runs again: {result}")
+        labhelp.wait_for(lambda: faults()[second.name] == "good", "it is back", 120)
+        settled(double)
+        print(labhelp.daemon_log(60))
+        assert began(second.name) == 2
+        assert began(double.routers[0].name) == 0
+        group("delete", "edge")
+
+
+def test_an_agent_that_hangs_delays_nobody(double: Stage) -> None:
+    """The other balancer loads its rules, passes go on, the log says what to load; and when the
+    agent answers again, it loads them."""
+    second = double.routers[1].name
+    with watched(double):
+        msrhelp.ask(2, "run", "kill -STOP $(cat /agent.pid)")
+        labhelp.sh("virsh", "suspend", second)
+        both_ways(double, seed=43)
+        labhelp.wait_for(lambda: faults()["lb2"].startswith("rules due; "), "it is due", 60)
+        assert faults()["lb1"] == "good"
+        passes = {labhelp.last_pass()}
+        labhelp.wait_for(
+            lambda: passes.add(labhelp.last_pass()) or len(passes) > 3, "three more passes", 45
+        )
+        assert f"vsrtune group rules edge lb2 --without {second}" in labhelp.daemon_log(60)
+        msrhelp.ask(2, "run", "kill -CONT $(cat /agent.pid)")
+        labhelp.wait_for(lambda: faults()["lb2"] == "good", "it has loaded them", 120)
+        assert lost_nothing(double)
+        labhelp.sh("virsh", "resume", second)
         group("delete", "edge")

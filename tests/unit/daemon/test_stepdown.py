@@ -15,10 +15,10 @@ from test_daemon import Clock, Running, policies, thread
 
 from vsrtune.core.errors import Lasting, WriteError
 from vsrtune.daemon import http
-from vsrtune.daemon.guard import read_starved, write_starved
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.execute.journal import Journal, read_fold
-from vsrtune.model.daemon_state import Starved
+from vsrtune.host.state_files import tell_others, told_by_daemon
+from vsrtune.model.daemon_state import GroupGuest, Starved
 from vsrtune.model.guest import Role, Sched, SchedClass
 from vsrtune.model.stepdown import Step, StepLevel
 from vsrtune.model.targets import ThreadSched, TxQueueLen
@@ -273,18 +273,18 @@ def test_other_processes_hear_of_threads_that_starve_while_the_daemon_lives(
 ) -> None:
     path = tmp_path / "run" / "starved.json"
     told = (Starved(17, "kworker/1:2", 1, "vr 2.ü", True), Starved(18, "x", 1, ""))
-    write_starved(told, path)
-    assert read_starved(path) == told
+    tell_others(path, told)
+    assert told_by_daemon(path, Starved) == told
     text = path.read_text()
     path.write_text(text.replace('"start_time": ', '"start_time": 1'))
-    assert read_starved(path) == ()
+    assert told_by_daemon(path, Starved) == ()
     path.write_text(text.replace(f'"pid": {os.getpid()}', '"pid": 4194305'))
-    assert read_starved(path) == ()
+    assert told_by_daemon(path, Starved) == ()
     for damaged in ("", "[]", "{", text[:-9], "[" * 100_000):
         path.write_text(damaged)
-        assert read_starved(path) == ()
-    write_starved((), path)
-    assert read_starved(path) == () and not path.exists()
+        assert told_by_daemon(path, Starved) == ()
+    tell_others(path, ())
+    assert told_by_daemon(path, Starved) == () and not path.exists()
 
 
 class TestLoop:
@@ -312,6 +312,14 @@ class TestLoop:
             told = (Starved(17, "ksoftirqd/1", 1, "vr1", True),)
             running.daemon.starving(told)
             running.until(lambda: running.states[-1].starved == told)
+            guests = (GroupGuest("edge", "vr2", "router", "stalled", 1.0, 3),)
+            running.daemon.watched(guests)
+            running.until(lambda: running.states[-1].groups == guests)
+            assert running.states[-1].starved == told
+            lines = http.exposition(running.states[-1]).splitlines()
+            labels = '{domain="vr2",group="edge",role="router"}'
+            assert f"vsrtune_group_guest_faulty{labels} 1.0" in lines
+            assert f"vsrtune_group_guest_faults_total{labels} 3.0" in lines
             assert len(running.looks) == 2
         finally:
             running.stop()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from pathlib import Path
 
 import golden
@@ -22,7 +23,8 @@ from vsrtune.group.members import free_mac
 from vsrtune.group.msr import FIRST_VLAN, side_links
 from vsrtune.group.parser import parse
 from vsrtune.group.schema import LINKS
-from vsrtune.views.group_status import places
+from vsrtune.model.daemon_state import GroupGuest
+from vsrtune.views.group_status import places, table
 
 GOLDEN = Path(__file__).parent / "golden_group"
 
@@ -132,6 +134,59 @@ def test_drain_and_scale_and_their_rules(host: FakeAttachHost, path: Path) -> No
     do(host, path, delete)
     assert host.problems() == []
     assert host.picture() == before
+
+
+@pytest.mark.parametrize("links", LINKS)
+def test_rules_with_the_names_that_a_guest_says(
+    host: FakeAttachHost, path: Path, links: str
+) -> None:
+    do(host, path, functools.partial(create, links=links))
+    with AttachLedger.open(path) as ledger:
+        rules = msr_rules.of_group("edge", None, survey(host, ledger))
+    plain = rules.text("lb1")
+    defined = re.findall(r"define (\w+) = \w+    # (\S+)", plain)
+    called = {mac: f"enp{n}s0" for n, (_, mac) in enumerate(defined)}
+    text = rules.text("lb1", called={**called, "02:00:00:00:00:99": "x; drop"})
+    assert re.findall(r"define (\w+) = (\w+)", text) == [
+        (name, f"enp{n}s0") for n, (name, _) in enumerate(defined)
+    ]
+    assert re.sub(r"= \w+ ", "", text) == re.sub(r"= \w+ ", "", plain), "nothing else differs"
+    assert msr_rules.choosers(text) == {"to_in_1", "to_in_2"}
+    assert msr_rules.choosers(rules.text("lb1", 2, ["a"], called)) == {"to_in_2"}
+    first = next(iter(called))
+    for name in (
+        "",
+        "eth0\n}\n",
+        "eth0; flush ruleset",
+        "0",
+        "-f",
+        "e" * 16,
+        "eth0 ",
+        "ethü",
+        "$x",
+    ):
+        with pytest.raises(VsrtuneError, match=f"no interface with the MAC {first} whose name"):
+            rules.text("lb1", called={**called, first: name})
+    with pytest.raises(VsrtuneError, match="no interface with the MAC"):
+        rules.text("lb1", called={})
+
+
+def test_status_shows_what_the_daemon_says(host: FakeAttachHost, path: Path) -> None:
+    do(host, path, create)
+    with AttachLedger.open(path) as ledger:
+        read = survey(host, ledger)
+    watched = (
+        GroupGuest("edge", "lb1", "balancer", "rules due", hint="load it"),
+        GroupGuest("edge", "a", "router"),
+        GroupGuest("edge", "b", "router", "stalled"),
+        GroupGuest("core", "lb2", "balancer", "silent"),
+    )
+    found = places(read.groups["edge"], read, (), watched)
+    assert {p.member: p.health for p in found} == {
+        "lb1": "rules due; load it", "lb2": "", "a": "good", "b": "stalled",
+    }  # fmt: skip
+    assert table("edge", found).columns[-1] == "health"
+    assert "health" not in table("edge", places(read.groups["edge"], read, ())).columns
 
 
 def test_who_stands_where(host: FakeAttachHost, path: Path) -> None:

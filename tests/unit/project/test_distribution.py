@@ -167,7 +167,8 @@ def test_the_template_of_the_daemons_environment_names_each_option_with_its_defa
     lines = re.findall(
         r"^#(VSRTUNE_\w+)=(.*)$", (TREE / "debian/vsrtune.default").read_text(), re.MULTILINE
     )
-    shared = {"VSRTUNE_POLICIES", "VSRTUNE_JOURNAL", "VSRTUNE_ATTACH_LEDGER", "VSRTUNE_CONNECT"}
+    names = ("POLICIES", "JOURNAL", "ATTACH_LEDGER", "GROUPS", "CONNECT")
+    shared = {f"VSRTUNE_{name}" for name in names}
     options = {
         str(option.envvar): option for option in daemon.params if isinstance(option, click.Option)
         and option.envvar and option.envvar not in shared
