@@ -245,6 +245,7 @@ _MEANS = {
     (MsrRole.ROUTER, "unplugged"): "does not run, or is drained; its flows go to the others",
     (MsrRole.ROUTER, "stalled"): "takes no frames; its flows go to the others",
     (MsrRole.ROUTER, "silent"): "takes frames and forwards none; its flows go to the others",
+    (MsrRole.ROUTER, "slow"): "loses most of what comes for it; its flows go to the others",
     (MsrRole.ROUTER, ""): "gets frames again",
     (MsrRole.BALANCER, "unplugged"): "does not run, so its sides forward nothing",
     (MsrRole.BALANCER, "stalled"): "takes no frames, so its sides forward nothing",
@@ -375,7 +376,7 @@ def _changed(path: Path) -> object:
 def _look(root: HostRoot, origins: Iterable[Origin]) -> Look:
     """What the devices of a guest count. One that is gone, or that nobody has open, is
     unplugged. Raises OSError when one changes at every attempt to read it."""
-    plugged, stalled, arrived, sent = True, False, 0, 0
+    plugged, stalled, arrived, sent, lost = True, False, 0, 0, 0
     for origin in origins:
         try:
             found = parse_counters(root.ethtool_statistics(origin.device.name))
@@ -388,8 +389,9 @@ def _look(root: HostRoot, origins: Iterable[Origin]) -> Look:
             continue
         stalled |= any(q.stalled for q in found.queues)
         arrived += found.rx_received or 0
+        lost += found.rx_dropped_ring_full or 0
         sent += sum(n or 0 for n in (found.tx_packets_lower, found.tx_to_sibling, found.tx_dropped))
-    return Look(plugged, stalled, arrived, sent)
+    return Look(plugged, stalled, arrived, sent, lost)
 
 
 def _from_outside(root: HostRoot, origins: Sequence[Origin], snapshot: Snapshot | None) -> int:

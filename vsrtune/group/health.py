@@ -9,6 +9,9 @@ A router leaves the balancers' rules when it is
 - silent: for half of ``leave`` it sent nothing, while at least FEW frames came, at least half as
   many as its siblings got on average, and these sent at least half of what they got. Its kernel has
   crashed, or it has lost its routes.
+- slow: for half of ``leave`` its full rings lost over half of at least FEW frames, and no more came
+  for it than half as many again as for a sibling, on average, while these lost under a tenth. Its
+  vcpu does not get its CPU time. One flow that is too much for one router is too much for another.
 
 The other half of ``leave`` is for the balancers to load their rules.
 
@@ -19,8 +22,8 @@ each time. Thus a firewall that drops all that comes to it, while its siblings f
 
 Invariants:
 - The rules name at least one router, whatever is wrong with it.
-- At most half of the routers in the rules leave because they are stalled or silent: what most of
-  them suffer from is no fault of theirs.
+- At most half of the routers in the rules leave although they are plugged in: what most of them
+  suffer from is no fault of theirs.
 - Two returns are ``back`` seconds apart, unless no router that is well is in the rules.
 """
 
@@ -50,6 +53,7 @@ class Fault(enum.StrEnum):
     UNPLUGGED = "unplugged"
     STALLED = "stalled"
     SILENT = "silent"
+    SLOW = "slow"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,12 +68,14 @@ class HealthCheck:
 @dataclass(frozen=True, slots=True)
 class Look:
     """The devices of one guest at one moment. ``plugged``: it has all of them open. ``stalled``:
-    frames wait at one, and none was taken of late. Frames that came for it, and that it sent."""
+    frames wait at one, and none was taken of late. Frames that came for it, that it sent, and
+    that came and were lost."""
 
     plugged: bool
     stalled: bool
     arrived: int
     sent: int
+    lost: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +155,7 @@ def balancer_fault(name: str, samples: Samples, check: HealthCheck) -> Fault | N
         return None
     if _stalled(name, samples):
         return Fault.STALLED
-    arrived, sent = _passed(name, samples)
+    arrived, sent, _ = _passed(name, samples)
     known = samples[0][1][name].arrived > 0
     return Fault.SILENT if known and arrived >= FEW and sent == 0 else None
 
@@ -165,10 +171,11 @@ def _seen(record: Record, look: Look, now: float) -> Record:
     return replace(record, well=now, sent=look.sent) if record.well is None else record
 
 
-def _passed(name: str, samples: Samples) -> tuple[int, int]:
-    """The frames that came for a guest, and that it sent, between the first sample and the last."""
+def _passed(name: str, samples: Samples) -> tuple[int, int, int]:
+    """The frames that came for a guest, that it sent, and that were lost, between the first sample
+    and the last."""
     first, last = samples[0][1][name], samples[-1][1][name]
-    return last.arrived - first.arrived, last.sent - first.sent
+    return last.arrived - first.arrived, last.sent - first.sent, last.lost - first.lost
 
 
 def _stalled(name: str, samples: Samples) -> bool:
@@ -184,18 +191,23 @@ def _fault(name: str, samples: Samples, used: Collection[str], check: HealthChec
     """What speaks against a router that is in the rules with ``used``."""
     if not samples[-1][1][name].plugged:
         return Fault.UNPLUGGED
-    arrived, sent = _passed(name, samples)
-    if sent or not _lasting(samples, check):
+    if not _lasting(samples, check):
         return None
-    if _stalled(name, samples):
+    arrived, sent, lost = _passed(name, samples)
+    if not sent and _stalled(name, samples):
         return Fault.STALLED
     others = [_passed(other, samples) for other in used if other != name]
-    came, went = (sum(counts) for counts in zip(*others, strict=True)) if others else (0, 0)
-    share = 2 * arrived * len(others) >= came > 0
-    if arrived < FEW or not share or 2 * went < came:
+    sums = (sum(counts) for counts in zip(*others, strict=True))
+    came, went, gone = sums if others else (0, 0, 0)
+    # What came for each of the others, on average, times their number.
+    alike = arrived * len(others)
+    if arrived < FEW or not 2 * alike >= came > 0:
         return None
-    # One that was paused a moment ago has not been stalled for as long.
-    return Fault.STALLED if samples[-1][1][name].stalled else Fault.SILENT
+    if not sent and 2 * went >= came:
+        # One that was paused a moment ago has not been stalled for as long.
+        return Fault.STALLED if samples[-1][1][name].stalled else Fault.SILENT
+    slow = 2 * lost > arrived and 10 * gone < came and 2 * alike <= 3 * came
+    return Fault.SLOW if slow else None
 
 
 def _ready(record: Record, look: Look, now: float, check: HealthCheck) -> bool:

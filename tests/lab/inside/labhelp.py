@@ -365,6 +365,11 @@ def mask(tid: int) -> set[int]:
     return cpu_list(hoststate.status_field(tid, "Cpus_allowed_list"))
 
 
+def console(index: int) -> Path:
+    """What a guest of that index has written to its serial line."""
+    return Path(f"/var/log/libvirt/qemu/router{index}.log")
+
+
 def run_ns(tid: int) -> int:
     """Time a thread has run, in nanoseconds (/proc/TID/schedstat)."""
     return int(Path(f"/proc/{tid}/schedstat").read_text().split()[0])

@@ -17,6 +17,8 @@ from kmodhelp import counters
 from labhelp import LabGuest
 from pvrhelp import space
 
+# Of a balancer's console, plus its number.
+INDEX = 220
 # Namespace, device, and what the net of a side begins with.
 SIDES = (("gen", "g0", "10.10"), ("sink", "s0", "10.20"))
 

@@ -48,7 +48,7 @@ def tune(guest: LabGuest, cls: str) -> None:
 
 def boot(guest: LabGuest) -> None:
     """Start a router that is off; returns when it is up and has seen no frame."""
-    console = Path(f"/var/log/libvirt/qemu/router{guest.index}.log")
+    console = labhelp.console(guest.index)
     labhelp.sh("virsh", "-q", "start", "--", guest.name)
     labhelp.wait_for(
         lambda: console.read_text(errors="replace").count("router: eth") >= 2, "it has booted"

@@ -32,6 +32,8 @@ from vsrtune.execute.ledger import read_pending
 
 # Each way, in frames a second: what four guests of an emulated host carry without loss.
 RATE, COUNT = 150, 900
+# Of a CPU, in 0.1 s (libvirt's vcpu_quota).
+SLOW, UNLIMITED = 1000, -1
 LINKS = ("bridge", "hub", "vlan")
 GROUP = """\
 group:
@@ -254,7 +256,7 @@ def test_drain_and_scale_under_load(double: Stage, links: str) -> None:
     """A router that is to go gets no frames any more before it goes, and one that comes gets
     none before it is there."""
     second = double.routers[1].name
-    console = Path(f"/var/log/libvirt/qemu/router{double.routers[1].index}.log")
+    console = labhelp.console(double.routers[1].index)
 
     def configured() -> int:
         """How often it has said that it configured an interface."""
@@ -332,7 +334,22 @@ def watched(stage: Stage) -> Iterator[None]:
         stack.callback(revived, stage.routers[1])
         labhelp.wait_for(lambda: set(faults().values()) == {"good"}, "all is well", 90)
         settled(stage)
-        yield
+        before = booted(stage)
+        try:
+            yield
+        except AssertionError:
+            if booted(stage) != before:
+                pytest.skip("a guest that nobody had touched was reset: nothing was decided")
+            raise
+
+
+def booted(stage: Stage) -> list[int]:
+    """How much the guests that no test of a watched group restarts have written to their consoles,
+    which they do when they boot. Guests of the emulated SVM are reset without a word now and
+    then, the more often the more of them there are."""
+    indices = [msrhelp.INDEX + number for number in stage.balancers]
+    logs = (labhelp.console(index) for index in (*indices, stage.routers[0].index))
+    return [log.stat().st_size for log in logs]
 
 
 def revived(router: LabGuest) -> None:
@@ -340,6 +357,12 @@ def revived(router: LabGuest) -> None:
     if not router.runs:
         labhelp.sh("virsh", "start", router.name)
     labhelp.sh("virsh", "resume", router.name, check=False)
+    slowed(router, UNLIMITED)
+
+
+def slowed(router: LabGuest, quota: int) -> None:
+    """Let its vcpus run for ``quota`` microseconds in 0.1 s."""
+    labhelp.sh("virsh", "schedinfo", router.name, "--live", "--set", f"vcpu_quota={quota}")
 
 
 def faults() -> dict[str, str]:
@@ -366,7 +389,8 @@ def under_load(stage: Stage, change: Callable[[], object]) -> Result:
 
 
 def test_a_router_that_dies_leaves_and_returns(double: Stage) -> None:
-    """The daemon gives the balancers rules without it, and with it again once it forwards."""
+    """The daemon gives the balancers rules without it, and with it again once it forwards: after a
+    kill, a hang, and too little CPU time."""
     second = double.routers[1]
     with watched(double):
         result = under_load(double, lambda: os.kill(second.pid, signal.SIGKILL))
@@ -389,9 +413,17 @@ def test_a_router_that_dies_leaves_and_returns(double: Stage) -> None:
         result = under_load(double, lambda: labhelp.sh("virsh", "resume", second.name))
         print(f"{second.name} runs again: {result}")
         labhelp.wait_for(lambda: faults()[second.name] == "good", "it is back", 120)
+
+        result = under_load(double, lambda: slowed(second, SLOW))
+        print(f"{second.name} gets 1 % of a CPU: {result}")
+        # Where its rings hold what comes, nothing is lost.
+        assert not result.lost or (began(second.name) > 2 and result.lost_between() < 25)
+        result = under_load(double, lambda: slowed(second, UNLIMITED))
+        print(f"{second.name} gets its CPU again: {result}")
+        labhelp.wait_for(lambda: faults()[second.name] == "good", "it is back", 150)
         settled(double)
         print(labhelp.daemon_log(60))
-        assert began(second.name) == 2
+        assert 2 <= began(second.name) <= 4
         assert began(double.routers[0].name) == 0
         group("delete", "edge")
 

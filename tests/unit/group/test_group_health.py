@@ -30,10 +30,12 @@ BROADCASTS = 8.0
 
 @dataclass
 class Router:
-    """A guest with ``gets`` frames a second, of which it sends the share ``sends``."""
+    """A guest with ``gets`` frames a second, of which it sends the share ``sends`` and loses the
+    share ``loses``."""
 
     gets: float = 100.0
     sends: float = 1.0
+    loses: float = 0.0
     plugged: bool = True
     stalled: bool = False
     look: Look = field(default_factory=lambda: Look(True, False, 0, 0))
@@ -45,6 +47,7 @@ class Router:
             self.stalled,
             self.look.arrived + int(came),
             self.look.sent + int(came * self.sends),
+            self.look.lost + int(came * self.loses),
         )
         return self.look
 
@@ -100,14 +103,19 @@ def crashed(router: Router) -> None:
     router.sends = 0.0
 
 
+def slowed(router: Router) -> None:
+    router.sends, router.loses = 0.3, 0.7
+
+
 def alive(router: Router) -> None:
-    router.plugged, router.stalled, router.sends = True, False, 1.0
+    router.plugged, router.stalled, router.sends, router.loses = True, False, 1.0, 0.0
 
 
 FAULTS = [
     (dead, Fault.UNPLUGGED, TICK),
     (hung, Fault.STALLED, 1.0 + TICK),
     (crashed, Fault.SILENT, 1.0 + TICK),
+    (slowed, Fault.SLOW, 1.0 + TICK),
 ]
 
 
@@ -124,8 +132,8 @@ def test_a_router_that_forwards_nothing_leaves_soon_and_returns(
     group.run(5)
     alive(group.routers["b"])
     took = group.until(group.is_in(*group.routers), 60)
-    # A silent one was plugged in and took what came all the time.
-    expected = CHECK.back - (5 if fault is Fault.SILENT else 0)
+    # A silent or slow one was plugged in and took what came all the time.
+    expected = CHECK.back - (5 if fault in (Fault.SILENT, Fault.SLOW) else 0)
     assert took == pytest.approx(expected, abs=2 * TICK)
     group.run(300)
     assert len(group.changes) == 2, "nothing else changed"
@@ -222,6 +230,24 @@ def test_silence_alone_is_no_fault(gets: float, siblings: float, sends: float) -
     assert group.changes == []
 
 
+@pytest.mark.parametrize(
+    ("gets", "loses", "others_lose"),
+    [
+        (100.0, 0.4, 0.0),  # a burst
+        (200.0, 0.7, 0.0),  # one flow that is too much for any router
+        (100.0, 0.7, 0.2),  # the host is overloaded
+        (16.0, 1.0, 0.0),  # too few to tell
+    ],
+)
+def test_loss_alone_is_no_fault(gets: float, loses: float, others_lose: float) -> None:
+    group = Group(3)
+    for router in group.routers.values():
+        router.loses, router.sends = others_lose, 1 - others_lose
+    group.routers["b"].gets, group.routers["b"].loses = gets, loses
+    group.run(600)
+    assert group.changes == []
+
+
 def test_what_most_suffer_from_is_no_fault_of_theirs() -> None:
     """The host is overloaded: to concentrate its load would make it worse."""
     group = Group(4)
@@ -275,7 +301,7 @@ def test_counters_that_begin_anew_are_no_fault() -> None:
     """A device was made again: its counters start at 0."""
     group = Group()
     for _ in range(50):
-        group.routers["b"].look = replace(group.routers["b"].look, arrived=0, sent=0)
+        group.routers["b"].look = replace(group.routers["b"].look, arrived=0, sent=0, lost=0)
         group.run(0.5)
     assert group.changes == []
 
@@ -288,7 +314,7 @@ def test_whatever_happens_somebody_is_left_and_nothing_flaps() -> None:
         begin = group.now
         for _ in range(40):
             router = rng.choice(list(group.routers.values()))
-            rng.choice((dead, hung, crashed, alive))(router)
+            rng.choice((dead, hung, crashed, slowed, alive))(router)
             router.gets = rng.choice((0.0, 1.0, 100.0))
             group.run(rng.choice((0.25, 1.0, 5.0, 30.0)))
         # Leaves are at most one more than returns, for each router.
