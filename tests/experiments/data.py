@@ -15,7 +15,7 @@ from vsrtune.core.stats import Ratio, paired_ratio
 from .beddata import BedRun, bed_run
 
 # What stands beside the bench's own result.
-_HEAD = ("calibration", "rules", "routes")
+_HEAD = ("others", "calibration", "rules", "routes")
 
 
 class Missing(Exception):
@@ -52,15 +52,14 @@ class Data:
             self._read[key] = outcome_from_json(json.dumps(found), key)
         return self._read[key]
 
-    def calibration(self, run: str) -> list[float]:
-        """Turns of a fixed loop per second, before and after the run; nothing of an old one."""
+    def head(self, run: str) -> dict[str, Any]:
+        """What stands beside the bench's own result."""
         self.outcome(run)
-        return self._heads[self._key(run)]["calibration"] or []
+        return self._heads[self._key(run)]
 
     def routes(self, run: str) -> int:
         """How many routes a router with FRR had."""
-        self.outcome(run)
-        return int(self._heads[self._key(run)]["routes"])
+        return int(self.head(run)["routes"])
 
     def control(self, run: str, trial: Trial) -> dict[str, Any]:
         """What the peers of a router with FRR saw of a trial (sessions.py)."""

@@ -9,7 +9,6 @@ goes on with the next run. Exits 0 when all is done, 75 when the time was up bef
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import json
 import os
 import shlex
@@ -18,7 +17,6 @@ import sys
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -36,9 +34,6 @@ COVERED = 1 << 20
 # An emulated guest takes a millisecond or more for a route; it tells after so many.
 CHUNK = 1024
 FILL_SECONDS = 200
-# Seconds of hashing this.
-CALIBRATION = 4.0
-BLOCK = bytes(1 << 20)
 
 
 def say(text: str) -> None:
@@ -338,37 +333,12 @@ def grouped(wanted: dict[str, Any]) -> Iterator[None]:
         yield
 
 
-def turns() -> float:
-    """How often a second all CPUs at once hash a fixed block, in sum: it falls when something else
-    takes time from the emulator.
-
-    All at once, because beside an idle CPU a busy one runs at another clock. The first loop goes
-    uncounted, because the clock depends on what ran before; of three others the fastest counts,
-    because of three emulated CPUs on two the host runs two at a time: while nothing else ran, one
-    such loop after another made 143, 135 and 123 turns."""
-    cpus = sorted(os.sched_getaffinity(0))
-    with ThreadPoolExecutor(len(cpus)) as pool:
-        return max([sum(pool.map(turns_on, cpus)) for _ in range(4)][1:])
-
-
-def turns_on(cpu: int) -> float:
-    """How often a second this thread, on ``cpu``, hashes the block."""
-    os.sched_setaffinity(0, {cpu})
-    began, count = time.monotonic(), 0
-    while (spent := time.monotonic() - began) < CALIBRATION:
-        # Long enough that the interpreter's lock, free meanwhile, costs nothing.
-        hashlib.sha256(BLOCK).digest()
-        count += 1
-    return count / spent
-
-
 def measure(run: dict[str, Any]) -> None:
     """One run; its result lands in the share, whole or not at all."""
     target = SHARE / "raw" / f"{run['key']}.json"
     target.parent.mkdir(parents=True, exist_ok=True)
     fresh = target.with_suffix(".new")
     words = words_for(run, fresh)
-    calibration = [turns()]
     log = SHARE / "log" / f"{run['key']}.log"
     log.parent.mkdir(parents=True, exist_ok=True)
     for before in run["before"]:
@@ -376,9 +346,6 @@ def measure(run: dict[str, Any]) -> None:
     try:
         with grouped(run["group"]), log.open("w") as output:
             code = subprocess.run(words, stdout=output, stderr=subprocess.STDOUT, check=False)
-        # Before what is running for the run is ended, which others may have much work with: a router
-        # whose peers go has all their routes to take back.
-        calibration.append(turns())
     finally:
         for after in run["after"]:
             command(*after)
@@ -386,8 +353,6 @@ def measure(run: dict[str, Any]) -> None:
         lines = log.read_text(errors="replace").splitlines()
         errors = [line for line in lines if line.startswith("vsrtune:")]
         raise RuntimeError("\n".join([f"status {code.returncode}", *(errors or lines[-12:])]))
-    result = json.loads(fresh.read_text())
-    fresh.write_text(json.dumps(result | {"calibration": calibration}))
     fresh.replace(target)
 
 

@@ -15,7 +15,7 @@ Nothing is judged (Refused)
 - where a round was not sent: its trials decide nothing in which the generator sent more than SENT
   off what was asked; with fewer than KEPT of the rounds left there is no verdict;
 - of runs made one after the other, because the machine's mood may be all of the difference;
-- of a run during which the machine was not quiet (CALM);
+- of a run during which the machine was not quiet (BUSY);
 - of a router that stood still (StoodStill), which is a finding of its own.
 """
 
@@ -37,7 +37,11 @@ from .text import offered, ranged
 SENT = 0.02
 KEPT = 0.75
 SAME = 1.1
-# A fixed loop of the lab's CPUs, before and after the run: the slowest over the fastest.
+# What the lab does not take of the time that the CPUs work, or another machine takes from them (steal),
+# as a share of all their time during a run.
+BUSY = 0.05
+# In older runs, a fixed loop of the lab's CPUs before and after: the slower over the faster. Such loops
+# differ by as much where nothing else runs.
 CALM = 0.9
 # Frames in a trial.
 ALIVE = 100
@@ -96,7 +100,7 @@ def rounds(data: Data, *places: Place) -> list[tuple[Trial, ...]]:
                 )
     if len({place.run for place in places}) > 1:
         raise Refused(_in_turn(data, places))
-    quiet(data.calibration(places[0].run))
+    quiet(data.head(places[0].run))
     every = list(zip(*found, strict=False))
     return kept(every, lambda trial: all(map(_was_sent, trial)), places)
 
@@ -130,9 +134,14 @@ def near(given: float, asked: float) -> bool:
     return abs(given - asked) <= SENT * asked
 
 
-def quiet(calibration: Sequence[float]) -> None:
-    """Raises Refused unless a fixed loop took as long after a run as before it. Nothing is known
-    of a run without ``calibration``, turns of the loop per second, made before that was measured."""
+def quiet(head: Mapping[str, Any]) -> None:
+    """Raises Refused where ``head`` of a run says that the machine had other work: ``others``, a
+    share of its CPU time, or in older runs ``calibration``, turns of a fixed loop per second before
+    and after. Of a run with neither nothing is known."""
+    others = head.get("others")
+    if others is not None and others > BUSY:
+        raise Refused(f"the machine was not quiet: others took {others:.0%} of its CPU time")
+    calibration = head.get("calibration")
     if calibration and min(calibration) < CALM * max(calibration):
         raise Refused(
             f"the machine was not quiet: a fixed loop ran at {min(calibration):,.0f} to "
@@ -186,7 +195,7 @@ def bed_rounds(
 ) -> list[tuple[float, ...]]:
     """As ``rounds``, of namespace routers: what ``columns`` say of each configuration, by round.
     Raises Refused."""
-    quiet(run.head.get("calibration", ()))
+    quiet(run.head)
     rate = run.rate(load)
     sent = zip(*(run.values(name, load, given) for name in columns), strict=True)
     every = list(zip(sent, zip(*columns.values(), strict=True), strict=True))

@@ -8,10 +8,15 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict
+from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
+
+import psutil
 
 from experiments.plan import TREE, Boot, Figure, Run
 
@@ -90,9 +95,12 @@ def _boot(boot: Boot, runs: Sequence[tuple[str, Run]], raw: Path, budget: int, c
         command += ["--share", name, "--quiet-failure"]
         command += ["--timeout", str(enough + _GRACE), "--"]
         command += ["python3", "/mnt/tests/experiments/inlab.py"]
-        status = subprocess.run(command, check=False).returncode
+        with Others(command) as others:
+            status = others.lab.wait()
         for key, _ in runs:
-            _keep(share / "raw" / f"{key}.json", raw / f"{key}.json", commit)
+            made = share / "raw" / f"{key}.json"
+            if made.exists():
+                _keep(made, raw / f"{key}.json", {"rules": commit, "others": others.during(made)})
             for text in (share / "raw" / key).parent.glob(f"{Path(key).name}.*.txt"):
                 shutil.copy(text, raw / Path(key).parent)
         logs = share / "log"
@@ -135,12 +143,54 @@ def _todo(boot: Boot, runs: Sequence[tuple[str, Run]], budget: int) -> dict[str,
     }
 
 
-def _keep(source: Path, target: Path, rules: str) -> None:
-    """Store a result with one trial on a line: small, and a diff shows what changed. ``rules`` is
-    the commit by whose rules it will be judged."""
-    if not source.exists():
-        return
-    data = json.loads(source.read_text(encoding="utf-8")) | {"rules": rules}
+class Others:
+    """Runs a lab's command, and samples what is not the lab's of the work of this machine's CPUs. A
+    context manager."""
+
+    EVERY = 2.0
+
+    def __init__(self, command: Sequence[str]) -> None:
+        self.lab = psutil.Popen(command)
+        # When, the CPUs' time by then, and what of it others had.
+        self._samples: list[tuple[float, float, float]] = []
+        self._ended = threading.Event()
+        self._sampler = threading.Thread(target=self._sample)
+
+    def __enter__(self) -> Self:
+        self._sampler.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._ended.set()
+        self._sampler.join()
+
+    def _sample(self) -> None:
+        while not self._ended.wait(self.EVERY):
+            times = psutil.cpu_times()
+            # Guests' time is in user's, as psutil knows; proc_stat(5).
+            total = sum(times[: times._fields.index("steal") + 1])
+            with contextlib.suppress(psutil.NoSuchProcess):
+                tree = [self.lab, *self.lab.children(recursive=True)]
+                own = sum(t.user + t.system for t in (p.cpu_times() for p in tree))
+                self._samples.append((time.time(), total, total - times.idle - times.iowait - own))
+
+    def during(self, made: Path) -> float | None:
+        """Their share of the CPUs' time from the begin of a run, which its result tells, to the
+        writing of that; None where too little was sampled. The kernel counts a process and the CPUs
+        in different ways, so it may be a few percent too low."""
+        begin = datetime.fromisoformat(json.loads(made.read_text())["started"]).timestamp()
+        end = made.stat().st_mtime
+        inside = [sample for sample in self._samples if begin <= sample[0] <= end]
+        if len(inside) < 2:
+            return None
+        (_, total, others), (_, last_total, last_others) = inside[0], inside[-1]
+        return round(max(0.0, (last_others - others) / (last_total - total)), 4)
+
+
+def _keep(source: Path, target: Path, head: dict[str, Any]) -> None:
+    """Store a result with one trial on a line: small, and a diff shows what changed. ``head`` has the
+    commit by whose rules it will be judged, and what more is known of the run."""
+    data = json.loads(source.read_text(encoding="utf-8")) | head
     trials = data.pop("trials")
     head = json.dumps(data, ensure_ascii=False, sort_keys=True, indent=1)
     lines = ",\n".join(json.dumps(t, ensure_ascii=False, sort_keys=True) for t in trials)

@@ -58,7 +58,7 @@ def store(raw: Path, key: str, made: Outcome) -> None:
     fresh = raw / "fresh.json"
     raw.mkdir(parents=True, exist_ok=True)
     fresh.write_text(outcome_to_json(made))
-    lab._keep(fresh, raw / f"{key}.json", "1234567")
+    lab._keep(fresh, raw / f"{key}.json", {"rules": "1234567"})
 
 
 class TestJudge:
@@ -258,6 +258,11 @@ class TestJudge:
         assert found.answer == "refused"
         assert "800 to 900 turns a second" in found.text
         found = self.verdict(tmp_path, self.TWICE, judge.above(), calibration=[900.0, 810.0])
+        assert found.answer == "agrees"
+        found = self.verdict(tmp_path, self.TWICE, judge.above(), others=0.06)
+        assert found.answer == "refused"
+        assert "others took 6% of its CPU time" in found.text
+        found = self.verdict(tmp_path, self.TWICE, judge.above(), others=0.05)
         assert found.answer == "agrees"
 
     def test_runs_made_one_after_the_other(self, tmp_path: Path) -> None:

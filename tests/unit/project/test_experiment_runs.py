@@ -8,6 +8,7 @@ import subprocess
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ pytest.importorskip("matplotlib")
 import bench_samples as samples
 from experiments import inlab, sessions
 from experiments.figures import FIGURES, budgets, fairness, isolation
+from experiments.lab import Others
 from experiments.nslab import counters, measure, probes, traffic
 from experiments.nslab.beds import Bed, Kind
 from experiments.plan import TREE
@@ -243,3 +245,18 @@ class TestReading:
         made = probes.frame("02:76:00:00:00:00", "10.9.0.1", 5, 1234567890123456789)
         assert probes.stamp_of(made) == 1234567890123456789
         assert probes.stamp_of(b"\0" * 60) is None
+
+
+def test_what_others_take_of_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lab sleeps, and this process does not."""
+    monkeypatch.setattr(Others, "EVERY", 0.1)
+    made = tmp_path / "made.json"
+    made.write_text(json.dumps({"started": datetime.now(UTC).isoformat()}))
+    with Others(["sleep", "1"]) as others:
+        while others.lab.poll() is None:
+            made.touch()
+    found = others.during(made)
+    assert found is not None
+    assert 0 < found <= 1
+    made.write_text(json.dumps({"started": datetime.now(UTC).isoformat()}))
+    assert others.during(made) is None
