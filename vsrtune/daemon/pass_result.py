@@ -130,12 +130,14 @@ def log_plan(plan: Plan, said: SaidOnce) -> None:
             LOGGER.warning("%s", warning)
     for drift in plan.drift:
         if drift.culprit is not None and said.new(drift):
+            # A setting that is left alone has a line of its own below.
+            then = f"; {drift.left or f'{drift.desired} is put back'}"
             LOGGER.info(
-                "%s: %s has changed it to %s; %s",
+                "%s: %s has changed it to %s%s",
                 drift.target,
                 drift.culprit,
                 drift.found,
-                drift.left or f"{drift.desired} is put back",
+                "" if drift.rule is DriftRule.REPORT else then,
                 extra=fields(
                     guest=drift.target.guest,
                     by=drift.by,
