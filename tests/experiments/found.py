@@ -364,7 +364,7 @@ def _not_measured(found: _Found) -> list[str]:
     return [
         "## What was not measured",
         "",
-        *(line for one in (_NOT, *items) for line in _item(one)),
+        *(line for one in (_NOT, " ".join(items)) if one for line in _item(one)),
     ]
 
 
