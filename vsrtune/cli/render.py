@@ -8,6 +8,7 @@ Everywhere else, and with ``--wide``, nothing is, so that a pipe into grep or aw
 from __future__ import annotations
 
 import contextlib
+import itertools
 import shutil
 import sys
 import threading
@@ -16,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError, each
 from vsrtune.core.text import printable
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def show(tables: Iterable[Table], *, wide: bool = False) -> None:
 
 def complain(*errors: VsrtuneError) -> None:
     """Print errors, or each of the errors that one stands for, on standard error."""
-    for one in (one for error in errors for one in getattr(error, "errors", None) or (error,)):
+    for one in itertools.chain.from_iterable(map(each, errors)):
         where = f"{printable(one.where)}: " if one.where else ""
         for kind, text in (("error", f"{where}{one.what}"), ("hint", one.hint)):
             first, *more = text.split("\n")

@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import TypeVar
 
 from vsrtune.core.exit_codes import ExitCode
+
+E = TypeVar("E", bound=Exception)
 
 
 class Lasting(Enum):
@@ -96,3 +99,8 @@ class VanishedError(WriteError):
 
 class JournalError(VsrtuneError):
     """The journal or a ledger cannot be read or written, so vsrtune does not write the host."""
+
+
+def each(error: E) -> tuple[E, ...]:
+    """The errors that one stands for (PolicyErrors), or itself."""
+    return getattr(error, "errors", ()) or (error,)

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import FrameType
 
-from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError, each
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.daemon.attachments import AttachKeeper
 from vsrtune.daemon.events.changes import Change
@@ -315,7 +315,7 @@ class Daemon:
             policies = self._load()
         except (VsrtuneError, OSError) as error:
             self._reload_success = False
-            for one in getattr(error, "errors", None) or (error,):
+            for one in each(error):
                 LOGGER.error("%s", one, extra=fields(error=one))
             LOGGER.error("the policies were not reloaded; the older ones stay in force")
             return None
