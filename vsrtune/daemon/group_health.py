@@ -22,18 +22,18 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from vsrtune.attach.host import LiveHost
 from vsrtune.attach.plan.steps import MsrRole, Origin
 from vsrtune.attach.survey import known_origins, survey
-from vsrtune.core.errors import VsrtuneError, WriteError
+from vsrtune.core.errors import VsrtuneError, WriteError, each
 from vsrtune.core.retry import Pause, SaidOnce
-from vsrtune.daemon.events.thread import Background
+from vsrtune.daemon.events.thread import Sampler
 from vsrtune.daemon.guest_agent import GuestAgent
 from vsrtune.daemon.systemd import LOGGER, fields
-from vsrtune.group import health, msr_rules
+from vsrtune.group import health
 from vsrtune.group.health import Fault, Health, HealthCheck, Look
-from vsrtune.group.parser import parse
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.libvirt import Connection
 from vsrtune.model.daemon_state import GroupGuest
@@ -41,6 +41,10 @@ from vsrtune.model.guest import NicKind
 from vsrtune.model.module_counters import parse as parse_counters
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe.config_files import files_in, read_text
+
+# What only hosts with such groups need is imported late: the daemon starts without.
+if TYPE_CHECKING:
+    from vsrtune.group.msr_rules import Rulebook
 
 # Seconds between two samples, and between looks at the ledger and the group files.
 EVERY, REFRESH = 0.25, 5.0
@@ -62,13 +66,15 @@ class RuleLoader:
         self._journal = journal
         self._host = LiveHost(uri, files=False)
         # By group: the rules, and the ledger that they are of. Surveys take long on large hosts.
-        self._books: dict[str, tuple[object, msr_rules.Rulebook]] = {}
+        self._books: dict[str, tuple[object, Rulebook]] = {}
         self._lock = threading.Lock()
         self._connections: dict[str, Connection] = {}
 
     def __call__(self, group: str, balancer: str, routers: tuple[str, ...]) -> None:
         """Have the balancer load the rules for these routers and list them. Raises
         VsrtuneError."""
+        from vsrtune.group.msr_rules import choosers
+
         agent = self._agent(group, balancer)
         called = agent.interfaces()
         with self._lock:
@@ -82,15 +88,17 @@ class RuleLoader:
             raise
         agent.run(("nft", "-f", "-"), rules)
         listed = agent.run(("nft", "list", "table", "netdev", f"vsrtune_{group}"))
-        if msr_rules.choosers(listed) != msr_rules.choosers(rules):
+        if choosers(listed) != choosers(rules):
             raise WriteError("it lists other rules than it was given", where=balancer)
 
-    def _book(self, group: str) -> msr_rules.Rulebook:
+    def _book(self, group: str) -> Rulebook:
+        from vsrtune.group.msr_rules import of_group
+
         state = _changed(self._ledger)
         known = self._books.get(group)
         if known is None or known[0] != state:
             found = survey(self._host, known_origins(self._ledger), self._journal)
-            known = state, msr_rules.of_group(group, None, found)
+            known = state, of_group(group, None, found)
             self._books[group] = known
         return known[1]
 
@@ -255,7 +263,7 @@ _MEANS = {
 }
 
 
-class GroupKeeper(Background):
+class GroupKeeper(Sampler):
     """Watches from ``start`` to ``stop``. The groups are those of the ledger, their files in
     ``directory``. ``latest`` gives the last snapshot. This thread calls ``tell`` with the guests
     of all watched groups when something about them has changed."""
@@ -270,7 +278,10 @@ class GroupKeeper(Background):
         tell: Callable[[tuple[GroupGuest, ...]], None],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__("groups")
+        super().__init__(
+            "groups",
+            "groups are not watched: until a check succeeds, the balancers keep their rules",
+        )
         self._root = root
         self._ledger = ledger
         self._directory = directory
@@ -285,21 +296,6 @@ class GroupKeeper(Background):
         self._checks: dict[Path, tuple[object, HealthCheck | None]] = {}
         self._watched: dict[str, tuple[_Group, HealthCheck]] = {}
         self._told: tuple[GroupGuest, ...] = ()
-
-    def run(self) -> None:
-        """Sample until asked to stop."""
-        said = SaidOnce()
-        while not self._stopping.wait(self._pause()):
-            try:
-                self.update()
-            except Exception as error:
-                # It must survive whatever it reads; the next sample may succeed.
-                if said.new(repr(error)):
-                    LOGGER.exception(
-                        "groups are not watched: until a check succeeds, the balancers keep their "
-                        "rules; please report this"
-                    )
-            said.end_of_pass()
 
     def _pause(self) -> float:
         devices = sum(len(group.origins) for group, _ in self._watched.values())
@@ -334,7 +330,7 @@ class GroupKeeper(Background):
                 self._seen = changed
             checks = self._files() if self._origins else {}
         except VsrtuneError as error:
-            for one in getattr(error, "errors", None) or (error,):
+            for one in each(error):
                 if self._said.new(str(one)):
                     LOGGER.error("groups are watched as before: %s", one, extra=fields(error=one))
             return
@@ -351,6 +347,8 @@ class GroupKeeper(Background):
 
     def _files(self) -> dict[str, HealthCheck]:
         """What the files of created groups ask for. Raises PolicyErrors."""
+        from vsrtune.group.parser import parse
+
         found = {}
         for path in files_in([self._directory]):
             if path.stem in self._origins:

@@ -28,8 +28,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator
 from pathlib import Path
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.core.retry import SaidOnce
-from vsrtune.daemon.events.thread import Background
+from vsrtune.daemon.events.thread import Sampler
 from vsrtune.daemon.systemd import LOGGER, fields
 from vsrtune.host.cpus import parse_cpu_times
 from vsrtune.host.filesystem import HostRoot
@@ -188,7 +187,7 @@ SLICE = 0.004
 MOST = 64
 
 
-class StandstillGuard(Background):
+class StandstillGuard(Sampler):
     """Samples from ``start`` to ``stop``. ``state`` returns the latest state. This thread calls
     ``step_down`` with a guest, the reason and the guest's level when it saw the sign, and
     ``starving`` with the starving threads of others when these have changed."""
@@ -201,7 +200,11 @@ class StandstillGuard(Background):
         starving: Callable[[tuple[Starved, ...]], None] = lambda _starved: None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        super().__init__("guard")
+        super().__init__(
+            "guard",
+            "the guard's check failed: until one succeeds, no guest that stands still or starves "
+            "others is stepped down",
+        )
         self._sampler = GuardSampler(root)
         self._state = state
         self._step_down = step_down
@@ -216,21 +219,6 @@ class StandstillGuard(Background):
         self._levels: dict[str, StepLevel] = {}
         # Guests with a step under way, and until when to wait for it.
         self._asked: dict[str, float] = {}
-
-    def run(self) -> None:
-        """Sample until asked to stop."""
-        said = SaidOnce()
-        while not self._stopping.wait(self._pause()):
-            try:
-                self.update()
-            except Exception as error:
-                # The guard must survive whatever it reads; the next sample may succeed.
-                if said.new(repr(error)):
-                    LOGGER.exception(
-                        "the guard's check failed: until one succeeds, no guest that stands still "
-                        "or starves others is stepped down; please report this"
-                    )
-            said.end_of_pass()
 
     def _pause(self) -> float:
         threads = sum(len(s.threads) for s in self._subjects)

@@ -5,6 +5,9 @@ from __future__ import annotations
 
 import threading
 
+from vsrtune.core.retry import SaidOnce
+from vsrtune.daemon.systemd import LOGGER
+
 
 class Background(threading.Thread):
     """A daemon thread that runs from ``start`` to ``stop``: ``run`` of a subclass returns soon
@@ -17,3 +20,31 @@ class Background(threading.Thread):
     def stop(self) -> None:
         """Ask the thread to end soon; it need not be joined."""
         self._stopping.set()
+
+
+class Sampler(Background):
+    """Calls ``update`` of a subclass again and again, ``_pause`` seconds apart. ``lost`` says what
+    nobody does until the next call that succeeds."""
+
+    def __init__(self, name: str, lost: str) -> None:
+        super().__init__(name)
+        self._lost = lost
+
+    def run(self) -> None:
+        """Sample until asked to stop."""
+        said = SaidOnce()
+        while not self._stopping.wait(self._pause()):
+            try:
+                self.update()
+            except Exception as error:
+                # It must survive whatever it reads; the next sample may succeed.
+                if said.new(repr(error)):
+                    LOGGER.exception("%s; please report this", self._lost)
+            said.end_of_pass()
+
+    def update(self) -> None:
+        """Sample once."""
+        raise NotImplementedError
+
+    def _pause(self) -> float:
+        raise NotImplementedError
