@@ -23,7 +23,8 @@ MAX_DEPTH = 64
 # libvirt keeps <metadata> of any shape.
 MAX_XML_DEPTH = 200
 
-_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+"|([\[{])|([\]}])', re.DOTALL)
+# A string without an end goes on to the end of the text, or each of its quotes would be tried anew.
+_BRACKETS = re.compile(r'"(?:[^"\\]|\\.)*+(?:"|\\?\Z)|([\[{])|([\]}])', re.DOTALL)
 
 
 def json_value(text: str | bytes, most: int | None = None) -> Any:

@@ -72,7 +72,8 @@ _ROUTER = """\
 
 # A guest says what its interfaces are called. Nothing but a name gets into the rules.
 _INTERFACE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,14}", re.ASCII)
-_CHOOSER = re.compile(r"^\s*chain (to_[a-z0-9]+_[0-9]+) \{", re.ASCII | re.MULTILINE)
+# Of what a guest lists. With \s, which matches line ends, empty lines would take quadratic time.
+_CHOOSER = re.compile(r"^[ \t]*chain (to_[a-z0-9]+_[0-9]+) \{", re.ASCII | re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ from vsrtune.host.scheduler import sched_getattr
 from vsrtune.model.guest import Sched
 
 _SMALL, _CHUNK = 4096, 16384
+# A process can let /proc/PID/cmdline show any part of its memory (PR_SET_MM_MAP in prctl(2)).
+MOST_ARGUMENTS = 1 << 20
 # Inodes of the namespaces that the kernel starts with (include/linux/proc_ns.h).
 HOST_NAMESPACES = {"cgroup": 0xEFFFFFFB, "pid": 0xEFFFFFFC}
 _CGROUPS = "/sys/fs/cgroup"
@@ -41,7 +43,7 @@ class HostRoot(Protocol):
 
     def read(self, path: str) -> str:
         """The whole text; bytes that are not UTF-8 become ``\\xNN``. Raises OSError as os.open
-        does."""
+        does, and E2BIG for a command line of more than MOST_ARGUMENTS bytes."""
 
     def listdir(self, path: str, most: int | None = None) -> list[str]:
         """Sorted names. Raises OSError as os.listdir does, and E2BIG for more than ``most`` names,
@@ -93,7 +95,7 @@ class LiveRoot(HostRoot):
     cgroup namespace of its own."""
 
     def read(self, path: str) -> str:
-        text = _text(path)
+        text = _text(path, MOST_ARGUMENTS if path.endswith("/cmdline") else None)
         return _as_on_host(text) if path.endswith("/cgroup") else text
 
     def listdir(self, path: str, most: int | None = None) -> list[str]:
@@ -211,16 +213,21 @@ def text_of(root: HostRoot, path: str) -> str | None:
         return None
 
 
-def _text(path: str) -> str:
-    """The text of a file."""
+def _text(path: str, most: int | None = None) -> str:
+    """The text of a file. Raises OSError, E2BIG, for more than ``most`` bytes."""
     # Few system calls, because a pass reads thousands of small files. Python opens them
     # close-on-exec.
     fd = os.open(path, os.O_RDONLY)
     try:
-        data = more = os.read(fd, _SMALL)
-        while more:
-            more = os.read(fd, _CHUNK)
-            data += more
+        data = os.read(fd, _SMALL)
+        if data:
+            parts, size = [data], len(data)
+            while more := os.read(fd, _CHUNK):
+                parts.append(more)
+                size += len(more)
+                if most is not None and size > most:
+                    raise OSError(errno.E2BIG, f"more than {most} bytes")
+            data = b"".join(parts)
     except OSError as error:
         error.filename = path
         raise

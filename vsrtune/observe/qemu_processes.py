@@ -9,12 +9,13 @@ everything.
 
 from __future__ import annotations
 
+import errno
 import re
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.filesystem import MOST_ARGUMENTS, HostRoot
 from vsrtune.host.libvirt import DomainText
 from vsrtune.host.procfs import (
     DAEMONS,
@@ -194,8 +195,15 @@ def _read(root: HostRoot, name: str, identity: int, judge: Judge) -> _Entry | No
         daemon = decision is None and not stat.kthread and _is_daemon(root, stat)
     except (OSError, ValueError):
         return None
-    believed = decision is not None and decision.believed
-    argv = _argv(root, stat.tid) if believed else ()
+    argv: tuple[str, ...] = ()
+    if decision is not None and decision.believed:
+        try:
+            text = root.read(f"/proc/{stat.tid}/cmdline")
+            argv = tuple(text.removesuffix("\0").split("\0")) if text else ()
+        except OSError as error:
+            if error.errno == errno.E2BIG:
+                why = f"its command line is longer than {MOST_ARGUMENTS >> 20} MiB"
+                decision = replace(decision, standing=Standing.STRANGER, why=why)
     return _Entry(identity, stat, decision, argv, daemon=daemon)
 
 
@@ -218,14 +226,6 @@ def _decision(root: HostRoot, stat: Stat, judge: Judge) -> Decision | None:
     except OSError:
         return None
     return judge.decide(stat.tid, stat.start_time, exe) if is_qemu(exe) else None
-
-
-def _argv(root: HostRoot, pid: int) -> tuple[str, ...]:
-    try:
-        text = root.read(f"/proc/{pid}/cmdline")
-    except OSError:
-        return ()
-    return tuple(text.removesuffix("\0").split("\0")) if text else ()
 
 
 # Identity of a process: pid and start time.

@@ -25,6 +25,15 @@ def test_json_as_deep_as_allowed_and_deeper() -> None:
         json_value(b'{"a":' * 100_000)
 
 
+def test_a_text_without_end_is_read_once() -> None:
+    """Not once for each of its quotes, which took minutes."""
+    for text in ("[" * (MAX_DEPTH + 1) + '"' + '\\"' * 500_000, "[" * 100 + '"\\'):
+        with pytest.raises(ValueError, match="deeper"):
+            json_value(text)
+        with pytest.raises(ValueError, match="Extra data"):
+            json_value("{}" * MAX_DEPTH + '"' + text)
+
+
 def test_brackets_in_text_and_beside_one_another_do_not_count() -> None:
     wide = [{"a": "[" * 100 + '"' + "{" * 100}] * 1000
     assert json_value(json.dumps(wide)) == wide

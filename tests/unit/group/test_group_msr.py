@@ -292,3 +292,9 @@ def test_names_fit_and_macs_are_nobodys() -> None:
     assert free_mac("x", ()) == free_mac("x", ["02:00:00:00:00:00"])
     assert free_mac("x", [free_mac("x", ())]) != free_mac("x", ())
     assert all(d.kind == NAPI_KIND and d.flags == (UPLINK,) for d in ends)
+
+
+def test_what_a_guest_lists_is_read_once() -> None:
+    """Empty lines took the square of their number, hours for what an agent may answer."""
+    rules = "\n" * 500_000 + "table netdev vsrtune_edge {\n\tchain to_in_1 {\n"
+    assert msr_rules.choosers(rules) == {"to_in_1"}

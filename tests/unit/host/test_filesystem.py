@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune.host.filesystem import LiveRoot, seen_from
+from vsrtune.host.filesystem import MOST_ARGUMENTS, LiveRoot, seen_from
 from vsrtune.host.scheduler import sched_getattr
 from vsrtune.model.guest import SchedClass
 
@@ -52,6 +53,16 @@ def test_sched_getattr_sees_reset_on_fork() -> None:
         good = found.cls is SchedClass.BATCH and found.reset_on_fork
         os._exit(0 if good else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+def test_a_command_line_is_read_to_a_limit(tmp_path: Path) -> None:
+    file = tmp_path / "cmdline"
+    file.write_bytes(bytes(MOST_ARGUMENTS))
+    assert len(LiveRoot().read(str(file))) == MOST_ARGUMENTS
+    file.write_bytes(bytes(MOST_ARGUMENTS + 1))
+    with pytest.raises(OSError, match="more than 1048576 bytes") as refused:
+        LiveRoot().read(str(file))
+    assert (refused.value.errno, refused.value.filename) == (errno.E2BIG, str(file))
 
 
 def test_a_text_is_whole_however_long_it_is(tmp_path: Path) -> None:

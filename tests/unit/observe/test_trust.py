@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import re
 import time
 from dataclasses import replace
@@ -120,6 +121,27 @@ def test_nothing_that_a_stranger_chooses_is_read(tree: HostTree) -> None:
     # Nor is the monitor of a guest that no policy names.
     assert not [a for a in root.asked if a.startswith("qmp")]
     assert NOT_ASKED in {p for g in snapshot.guests for p in g.problems}
+
+
+def test_a_command_line_without_end_is_not_read(tree: HostTree) -> None:
+    """prctl(2) lets a process show any part of its memory as its command line."""
+
+    class Endless(Watching):
+        def read(self, path: str) -> str:
+            if path == "/proc/80/cmdline":
+                raise OSError(errno.E2BIG, "more than 1048576 bytes", path)
+            return super().read(path)
+
+    tree.qemu(80, "-name", "vast")
+    tree.qemu(81, "-name", "small")
+    observer = Observer(
+        Endless(tree.answers),
+        None,
+        qemu_filter=lambda: filter_of([parse(POLICY.format(guest="qemu:*"), "p.yaml")]),
+    )
+    snapshot = observer.observe()
+    assert [ref for ref, _ in refs(snapshot)] == ["vr1", "qemu:pq1", "qemu:small"]
+    assert [s.why for s in snapshot.strangers] == ["its command line is longer than 1 MiB"]
 
 
 PATHS = [
