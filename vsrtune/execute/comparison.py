@@ -10,7 +10,8 @@ from __future__ import annotations
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.model.deadline import LEAVING
-from vsrtune.model.journal_records import same_setting
+from vsrtune.model.guest import Sched
+from vsrtune.model.journal_records import ours, same_setting
 from vsrtune.model.targets import CpusetList, PartitionState, Pin, TimeSlice, Value
 
 
@@ -48,8 +49,8 @@ def still_applied(written: Value, now: Value, ops: LiveSysOps) -> bool:
     """Whether the host has what we wrote; pins compare by their CPUs."""
     if isinstance(written, Pin) and isinstance(now, Pin):
         return still_applied(written.cpus, now.cpus, ops)
-    if isinstance(written, PartitionState):
-        return same_setting(written, now)
+    if isinstance(written, PartitionState | Sched):
+        return ours(written, now)
     return exactly(written, now, ops) or cut(written, now, ops)
 
 

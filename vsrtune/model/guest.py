@@ -8,7 +8,7 @@ thread that had it before.
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import cached_property
 
@@ -103,6 +103,14 @@ class Sched:
             case _:
                 text = self.cls.value + (f" nice {self.nice}" if self.nice else "")
         return text + (" reset-on-fork" if self.reset_on_fork else "")
+
+
+def is_lowered(written: Sched, now: Sched) -> bool:
+    """Whether a thread has the realtime class that was ``written`` at a lower priority. Its owner
+    may lower it, and only root could have given the class (user_check_sched_setscheduler): it is
+    for whoever gave it to take it away again."""
+    given = replace(now, priority=written.priority) == written
+    return written.cls in REALTIME and given and now.priority < written.priority
 
 
 def level(sched: Sched) -> int:

@@ -38,7 +38,7 @@ from vsrtune.core.codec import decode, encode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.model.deadline import lag_seconds
-from vsrtune.model.guest import Sched, SchedClass, ThreadKey, level
+from vsrtune.model.guest import Sched, SchedClass, ThreadKey, is_lowered, level
 from vsrtune.model.plan import Action
 from vsrtune.model.root_domains import is_partition
 from vsrtune.model.stepdown import Step
@@ -96,6 +96,14 @@ def same_setting(a: Value, b: Value) -> bool:
     if isinstance(a, PartitionState) and isinstance(b, PartitionState):
         return a.wanted == b.wanted
     return type(a) is type(b) and a == b
+
+
+def ours(written: Value, now: Value) -> bool:
+    """Whether ``now`` is the setting that was written, or a realtime class that the thread's owner
+    has lowered since."""
+    if isinstance(written, Sched) and isinstance(now, Sched) and is_lowered(written, now):
+        return True
+    return same_setting(written, now)
 
 
 def displaced(value: Value) -> bool:
@@ -210,7 +218,7 @@ class Fold:
         if original is None:
             original = action.before
             if known is not None and (
-                same_setting(action.before, known.written) or displaced(action.before)
+                ours(known.written, action.before) or displaced(action.before)
             ):
                 original = known.original
         self.put(

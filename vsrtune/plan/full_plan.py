@@ -14,7 +14,7 @@ from dataclasses import replace
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import REALTIME, Guest, Sched, SchedClass, Thread, ThreadKey
 from vsrtune.model.host import Host
-from vsrtune.model.journal_records import Entry, applied, undo_order
+from vsrtune.model.journal_records import Entry, applied, ours, undo_order
 from vsrtune.model.plan import Action, Plan, Refusal
 from vsrtune.model.present import PresentValues
 from vsrtune.model.root_domains import slices_of, within
@@ -379,6 +379,8 @@ def _is_applied(host: Host, now: Value | None, written: Value) -> bool:
         case (PartitionState() as state, PartitionState() as our_state):
             # A partition that became invalid is still ours.
             return state.wanted == our_state.wanted
+        case (Sched() as sched, Sched() as our_sched):
+            return ours(our_sched, sched)
         case (TimeSlice() as turn, TimeSlice() as our_turn):
             return our_turn.reached_by(turn)
     return now is None or now == written

@@ -163,6 +163,23 @@ def test_values_changed_by_others_are_left_alone(host: FakeKernel, journal: Jour
     assert journal.entries() == ()
 
 
+def test_a_class_that_its_owner_lowered_is_put_back(host: FakeKernel, journal: Journal) -> None:
+    """He needs no privilege for that, and only root could have given the class."""
+    before = host.visible()
+    plan = make_plan(host)
+    apply(plan, host.ops(), journal)
+    given = {
+        a.target: a.after
+        for a in plan.actions
+        if isinstance(a.target, ThreadSched) and isinstance(a.after, Sched) and a.after.priority > 1
+    }
+    assert given
+    for target, sched in given.items():
+        host.ops().write(target, replace(sched, priority=1))
+    assert undo(host.ops(), journal).left == ()
+    assert host.visible() == before
+
+
 def busy_with_pins(host: FakeKernel) -> list[str]:
     """From now on libvirt takes no pins; every one that it is asked for is noted."""
     asked: list[str] = []

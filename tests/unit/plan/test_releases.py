@@ -87,6 +87,22 @@ def test_a_thread_leaves_its_realtime_class_before_it_may_run_everywhere() -> No
     assert kinds(plan) == [("thread-sched", True), ("vcpu-pin", True), ("thread-sched", False)]
 
 
+def test_a_class_that_its_owner_lowered_is_released() -> None:
+    """Also where a reload takes the lowered one for what was there before."""
+    host = imitated()
+    before = host.kernel.sched_attr(1001)
+    policy = f"cpus: {{vcpu: 1}}\nscheduler: {{vcpu: {{{FIFO}}}}}\ndrift: report"
+    for reload in (False, True):
+        settle(host, ask(vr1=policy))
+        given = host.kernel.sched_attr(1001)
+        host.kernel.set_sched(1001, replace(given, priority=1))
+        if reload:
+            host.apply(full_plan(host.observed(), ask(vr1=policy), host.entries(), reassert=True))
+            assert host.kernel.sched_attr(1001) == given
+        settle(host, ask(vr2="cpus: {vcpu: 1}"))
+        assert host.kernel.sched_attr(1001) == before
+
+
 def test_undo_lowers_a_thread_whose_class_was_written_before_its_pin() -> None:
     host = imitated()
     settle(host, ask(vr1="scheduler: {vcpu: {class: batch}}"))
