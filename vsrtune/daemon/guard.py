@@ -39,9 +39,11 @@ from vsrtune.model.guest import REALTIME, Guest, Role, ThreadKey
 from vsrtune.model.load import shared_devices
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.stepdown import StepLevel
+from vsrtune.model.targets import EmulatorPin, ThreadAffinity, VcpuPin
 from vsrtune.observe.samples import parsed
 from vsrtune.plan.safety.starvation import (
     STARVED,
+    TIMED,
     Rule,
     Sight,
     Subject,
@@ -187,6 +189,11 @@ SLICE = 0.004
 MOST = 64
 
 
+# A guest, the devices that guests share, and its threads that somebody has moved, with what
+# follows from them.
+_Known = tuple[Guest, frozenset[int], frozenset[ThreadKey], Subject]
+
+
 class StandstillGuard(Sampler):
     """Samples from ``start`` to ``stop``. ``state`` returns the latest state. This thread calls
     ``step_down`` with a guest, the reason and the guest's level when it saw the sign, and
@@ -215,7 +222,7 @@ class StandstillGuard(Sampler):
         self._idle: tuple[float, dict[int, int]] = (0.0, {})
         self._seen: DaemonState | None = None
         self._subjects: tuple[Subject, ...] = ()
-        self._known: dict[str, tuple[Guest, frozenset[int], Subject]] = {}
+        self._known: dict[str, _Known] = {}
         self._levels: dict[str, StepLevel] = {}
         # Guests with a step under way, and until when to wait for it.
         self._asked: dict[str, float] = {}
@@ -268,24 +275,34 @@ class StandstillGuard(Sampler):
         if state.snapshot is None:
             return
         refused = {r.guest for r in state.plan.refusals}
+        undone = {ref for ref, level in levels.items() if level is StepLevel.UNDONE}
+        ours = [g for g in state.guests if g.policy and g.ref not in undone]
         tuned = {
             g.ref
-            for g in state.guests
-            if g.policy
-            and g.ref not in refused
-            and (g.tuned or g.pending or g.step is not None)
-            and levels.get(g.ref) is not StepLevel.UNDONE
+            for g in ours
+            if g.ref not in refused and (g.tuned or g.pending or g.step is not None)
+        }
+        # One that differs from its policy, or is refused by now, keeps the classes that it has.
+        others = {g.ref for g in ours} - tuned
+        tuned |= {
+            g.ref
+            for g in (state.snapshot.guests if others else ())
+            if g.ref in others and any(t.sched.cls in TIMED for t in g.threads)
         }
         shared = shared_devices(state.snapshot.guests)
+        moved: dict[str, frozenset[ThreadKey]] = {}
+        for target in (drift.target for drift in state.drifts):
+            if isinstance(target, ThreadAffinity | VcpuPin | EmulatorPin):
+                moved[target.guest] = moved.get(target.guest, frozenset()) | {target.thread}
         # A pass keeps the Guest objects outside its scope, and there may be many.
         before, self._known = self._known, {}
         for guest in state.snapshot.guests:
             if guest.ref in tuned:
-                known = before.get(guest.ref)
-                if known is None or known[0] is not guest or known[1] != shared:
-                    known = guest, shared, subject(guest, shared)
+                known, away = before.get(guest.ref), moved.get(guest.ref, frozenset())
+                if known is None or known[0] is not guest or known[1:3] != (shared, away):
+                    known = guest, shared, away, subject(guest, shared, away)
                 self._known[guest.ref] = known
-        self._subjects = tuple(subject for _, _, subject in self._known.values())
+        self._subjects = tuple(subject for _, _, _, subject in self._known.values())
 
 
 class _Others:
@@ -343,7 +360,8 @@ class _Others:
         end = time.monotonic() + SLICE
         for found in self._walk:
             for key, what in found.items():
-                if key not in tuned and len(self._suspects) < MOST:
+                # Whatever else waits, nobody keeps a vital thread from being seen.
+                if key not in tuned and (what[1] or len(self._suspects) < MOST):
                     self._suspects[key] = what
             if time.monotonic() >= end:
                 return

@@ -177,7 +177,10 @@ class Reconciler:
         now = self._steps[guest].level if guest in self._steps else StepLevel.POLICY
         if policy is None or now is not seen or now is StepLevel.UNDONE:
             return
-        step = Step(next_level(policy, now), why, time.time())
+        # A plan changes nothing of a guest that is refused, but releases one without a policy.
+        refused = any(r.guest == guest for r in self.state.plan.refusals)
+        level = StepLevel.UNDONE if refused else next_level(policy, now)
+        step = Step(level, why, time.time())
         self._note_step(guest, step)
         self._count(step_downs=1)
         LOGGER.error(

@@ -13,11 +13,13 @@ import pytest
 import shell_samples as samples
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.daemon.guard import SLICE, GuardSampler, StandstillGuard
+from vsrtune.daemon.guard import MOST, SLICE, GuardSampler, StandstillGuard
 from vsrtune.host.filesystem import LiveRoot
-from vsrtune.model.daemon_state import DaemonState, GuestState, Starved
+from vsrtune.model.daemon_state import DaemonState, GuestState, PlanState, Starved
 from vsrtune.model.guest import Guest, NicKind, Role, Sched, SchedClass, ThreadKey
+from vsrtune.model.plan import Drift, DriftRule, Plan, Refusal
 from vsrtune.model.stepdown import Step, StepLevel
+from vsrtune.model.targets import ThreadAffinity
 from vsrtune.plan.safety.starvation import GuardedThread, Subject
 
 PF_KTHREAD = 0x00200000
@@ -188,12 +190,35 @@ def test_who_spins_is_stepped_down_and_not_its_victim() -> None:
     assert [guest for guest, _, _ in scene.steps] == ["vr2"]
 
 
-@pytest.mark.parametrize("why", ["no policy", "failing"])
+@pytest.mark.parametrize("refused", [False, True])
+def test_a_guest_that_keeps_its_classes_is_looked_at_whatever_it_is(refused: bool) -> None:
+    """One setting that fails or is fought over takes the guard from no realtime thread."""
+    scene = Scene("vr1")
+    scene.states[0] = replace(scene.states[0], tuned=False)
+    refusals = (Refusal("vr1", "p.yaml:1", "why", "hint"),) if refused else ()
+    scene.publish(plan=PlanState.after(Plan(refusals=refusals), ()))
+    scene.spin()
+    assert [guest for guest, _, _ in scene.steps] == ["vr1"]
+
+
+def test_a_thread_that_its_guest_moved_blames_no_other() -> None:
+    scene = Scene("vr1", "vr2")
+    worker = scene.guests[0].by_role(Role.VHOST)[0]
+    target = ThreadAffinity("vr1", worker.key, "vhost")
+    drift = Drift(target, "cpus.vhost", DriftRule.REPORT, "CPUs 0", "CPUs 1", "", "reported")
+    scene.publish(drifts=(drift,))
+    scene.spin(1, victim=0)
+    assert scene.steps == []
+
+
+@pytest.mark.parametrize("why", ["no policy", "no class"])
 def test_a_guest_that_is_not_tuned_is_not_looked_at(why: str) -> None:
     scene = Scene("vr1")
     scene.states[0] = replace(
         scene.states[0], tuned=False, policy="" if why == "no policy" else "p.yaml"
     )
+    if why == "no class":
+        scene.guests = (samples.guest("vr1", 100),)
     scene.publish()
     scene.spin()
     assert scene.steps == []
@@ -220,6 +245,20 @@ def test_a_starving_ksoftirqd_steps_the_guest_down_that_holds_its_cpu() -> None:
     assert [guest for guest, _, _ in scene.steps][:1] == ["vr2"]
     assert "ksoftirqd/1 (tid 17)" in scene.steps[0][1]
     assert scene.starving[-1] == (Starved(17, "ksoftirqd/1", 1, "vr2", True),)
+
+
+def test_a_crowd_that_waits_hides_no_kernel_thread() -> None:
+    scene = Scene("vr1")
+    scene.full = True
+    for n in range(MOST):
+        scene.root.thread(ThreadKey(1000 + n, 1000 + n, 3), "R", 1, 1, name="loop", flags=0)
+    vcpu = scene.guests[0].by_role(Role.VCPU)[0]
+    for n in range(1, 61):
+        if n == 20:
+            scene.beside("ksoftirqd/1")
+        scene.root.thread(vcpu.key, "R", 1, n * 250_000_000)
+        scene.update()
+    assert "ksoftirqd/1" in scene.steps[0][1]
 
 
 def test_others_that_starve_are_told_and_nobody_is_stepped_down(

@@ -146,6 +146,22 @@ def test_each_step_takes_less_and_a_reload_gives_all_back(
     assert host.snapshot == untuned
 
 
+def test_a_guest_whose_new_policy_is_refused_gives_its_classes_back(
+    host: FakeHost, passes: Reconciler
+) -> None:
+    """It keeps its tuning when a policy has a mistake; no step in between would change it."""
+    tuned = classes(host)
+    passes.reload(policies(FIFO.replace("vcpu: 1, vhost: 1", "vcpu: 77, vhost: 1")))
+    passes.run()
+    assert [r.guest for r in passes.state.plan.refusals] == ["vr1"]
+    assert classes(host) == tuned
+    passes.step_down("vr1", WHY, StepLevel.POLICY)
+    passes.run()
+    assert classes(host) == ["other", "other"]
+    (state,) = passes.state.guests
+    assert state.step is not None and state.step.level is StepLevel.UNDONE
+
+
 def test_a_sign_of_a_level_that_is_left_by_now_makes_no_second_step(passes: Reconciler) -> None:
     """The guard asks again while a slow step is under way."""
     passes.step_down("vr1", WHY, StepLevel.POLICY)

@@ -299,6 +299,28 @@ def test_whoever_holds_the_cpu_is_stepped_down() -> None:
     assert "vcpu 0 of quiet" in signs[0].why
 
 
+def test_nobody_has_another_stepped_down_by_a_thread_that_he_moved() -> None:
+    loud, quiet = Router("loud", 100), Router("quiet", 200)
+
+    def both(seconds: float) -> None:
+        loud.go(seconds, (1.0, None, None, None))
+        quiet.go(seconds, (0.0, None, None, None))
+
+    quiet.subject = Subject("quiet", tuple(replace(t, placed=False) for t in quiet.threads))
+    assert watch(5, both, routers=[quiet, loud]) == (0.0, [])
+    guest = samples.guest("vr1", 100)
+    vcpu, emulator = guest.by_role(Role.VCPU)[0], guest.by_role(Role.EMULATOR)[0]
+    pinned, loose = replace(emulator, pin=emulator.affinity), replace(emulator, pin=None)
+    for threads, moved, placed in (
+        ((vcpu,), (), True),
+        ((vcpu,), (vcpu.key,), False),
+        ((loose,), (), False),
+        ((pinned,), (), True),
+    ):
+        seen = subject(replace(guest, threads=threads), moved=moved)
+        assert [t.placed for t in seen.threads] == [placed]
+
+
 @pytest.mark.parametrize("measured", [True, False])
 @pytest.mark.parametrize("first", ["loud", "soft"])
 def test_of_several_that_hold_the_cpu_the_one_that_ran_most(first: str, measured: bool) -> None:

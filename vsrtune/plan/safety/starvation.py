@@ -6,7 +6,8 @@ A thread starves if it is runnable (state R) and its run time does not change fo
 state R without running, so two such samples mean that it waited all the time in between. The
 real-time threads of tuned guests that ran on the CPU meanwhile are to blame: those of the starved
 thread's own guest if it has any there, otherwise those of the guest that ran most. If no tuned
-thread ran there, the starved thread's own guest is to blame.
+thread ran there, the starved thread's own guest is to blame. Another guest is to blame only where
+a policy or an operator put the starved thread.
 
 A guest stands still if for SURE seconds, in every interval between two samples
 
@@ -48,7 +49,7 @@ SAMPLES = 3
 RECENT = 60.0
 STARVED = 4.0
 
-_TIMED = (SchedClass.FIFO, SchedClass.RR, SchedClass.DEADLINE)
+TIMED = (SchedClass.FIFO, SchedClass.RR, SchedClass.DEADLINE)
 _RUNNABLE = "R"
 # The resolution of the rates of the last minute, in seconds.
 _BUCKET = 5.0
@@ -80,13 +81,15 @@ class ThreadSample:
 @dataclass(frozen=True, slots=True)
 class GuardedThread:
     """One thread of a tuned guest; ``timed``: real-time or deadline. It may wait for
-    ``patience`` seconds: a thread with a budget waits for its next period anyway."""
+    ``patience`` seconds: a thread with a budget waits for its next period anyway. ``placed``: it
+    handles frames or libvirt pinned it where it is, so a policy or an operator chose its CPUs."""
 
     key: ThreadKey
     label: str
     role: Role
     timed: bool
     patience: float = SURE
+    placed: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,17 +121,21 @@ class Sign:
     why: str
 
 
-def subject(guest: Guest, shared: Collection[int] = ()) -> Subject:
+def subject(
+    guest: Guest, shared: Collection[int] = (), moved: Collection[ThreadKey] = ()
+) -> Subject:
     """What to sample of a guest. Devices with counters that the guest shares (``shared``, by
-    ifindex) tell nothing of the guest alone, so it is then judged by its threads."""
+    ifindex) tell nothing of the guest alone, so it is then judged by its threads. ``moved`` are
+    threads that are not where their policy put them."""
     roles = (*DATA_PLANE, Role.EMULATOR)
     threads = tuple(
         GuardedThread(
             t.key,
             thread_label(t),
             t.role,
-            t.sched.cls in _TIMED,
+            t.sched.cls in TIMED,
             max(SURE, 2 * t.sched.period_ns / 1e9),
+            t.key not in moved and (role in DATA_PLANE or t.pin == t.affinity),
         )
         for role in roles
         for t in guest.by_role(role)
@@ -278,6 +285,9 @@ class Rule:
                 if waited >= thread.patience:
                     cpu = sight.threads[thread.key].cpu
                     guest = self.holder(cpu, ref) or ref
+                    if guest != ref and not thread.placed:
+                        # Its QEMU may have moved it there, to have the other guest stepped down.
+                        continue
                     whose = thread.label if guest == ref else f"{thread.label} of {ref}"
                     why = f"{whose} (tid {thread.key.tid}) has waited {waited:.1f} s for CPU {cpu}"
                     signs.setdefault(guest, Sign(guest, why))
