@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import math
 import os
 import select
 import signal
@@ -101,6 +102,8 @@ class Daemon:
         self._groups_told: tuple[GroupGuest, ...] = ()
         # When the next pass for changes without events is due.
         self._turn = 0.0
+        # When what passes for events come before is due.
+        self._put_off = math.inf
         self._reload_success = True
         self._confirm = False
         # Changes by other programs, as for _dirty; the scope of the hurried pass that they ask for,
@@ -335,6 +338,10 @@ class Daemon:
             latest = min(latest, begin + retry)
         if self._confirm:
             latest = min(latest, begin + self._timing.gap)
+        if retry is not None or self._confirm:
+            # Passes for events, however many, put nothing off.
+            latest = min(latest, self._put_off)
+        self._put_off = latest
         slice_ = (self._notifier.watchdog_seconds or 90.0) / 3
         while not self._urgent:
             if self._files_changed:
@@ -347,7 +354,9 @@ class Daemon:
                 scope, self._hurried = self._hurried, NOTHING
                 return scope
             if now >= due:
-                scope = self._reconciler.again() if now >= latest else NOTHING
+                scope = NOTHING
+                if now >= latest:
+                    scope, self._put_off = self._reconciler.again(), math.inf
                 return scope.merge(UNANNOUNCED) if now >= self._turn else scope
             if self._starved is not self._told or self._groups is not self._groups_told:
                 self._tell()

@@ -146,14 +146,19 @@ def test_a_unit_is_systemds_and_none_that_a_user_makes_in_his_own(
         ((0, 1000), ("cpus", 7), False),
         # The kernel tells of these once it has permitted them.
         ((1000, 1000), ("txqueuelen", "macvtap0"), True),
+        ((1000, 1000), ("napi-threaded", "elsewhere"), False),
+        ((0, 0), ("txqueuelen", "elsewhere"), True),
         # It has ended: nobody knows.
         ((1000, 1000), ("cpus", 9), True),
     ],
 )
 def test_who_may_not_change_a_thread_is_no_culprit(
-    texts: dict[tuple[int, str], str], caller: tuple[int, int], place: Place, may: bool
-) -> None:
+    texts: dict[tuple[int, str], str], monkeypatch: pytest.MonkeyPatch,
+    caller: tuple[int, int], place: Place, may: bool,
+) -> None:  # fmt: skip
     """The kernel tells of his call before it refuses it."""
+    network = "vsrtune.daemon.events.changes._network"
+    monkeypatch.setattr(network, lambda tid=None: str(place[1] == "elsewhere" and tid))
     texts[8, "status"] = "Name:\tx\nTgid:\t8\nUid:\t{}\t{}\t0\t0\n".format(*caller)
     assert (culprit(Seen(1.0, 8, "x", place)) is not None) is may
 

@@ -578,6 +578,9 @@ class FakeNotifier:
     def states(self) -> list[str]:
         return [h for h in self.heard if h.isupper() and h != "PING"]
 
+    def told(self) -> list[str]:
+        return [h for h in self.heard if h.startswith("STATUS")]
+
 
 QUICK = Timing(interval=600, debounce=0.01, gap=0.01, policy_pause=0.2)
 
@@ -727,6 +730,22 @@ class TestLoop:
         running.until(lambda: running.daemon.changed(change) or len(running.looks) > 6)
         assert [look for look in running.looks[2:] if not look.hurried] == [Scope.of("vr2")]
 
+    def test_changes_without_end_put_off_no_retry(
+        self, running: Running, host: FakeHost, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Each hurried pass came before the retry that the one before it had announced anew."""
+        running.until(lambda: len(running.states) == 2)
+        monkeypatch.setattr(Reconciler, "next_try", lambda _: 0.5)
+        monkeypatch.setattr(Reconciler, "again", lambda _: Scope.of("vr2"))
+        change = Change(("irq", 1), Culprit(1, "x", when=1.0), Scope.of("vr1"))
+
+        def retried() -> bool:
+            running.daemon.changed(change)
+            return Scope.of("vr2") in running.looks
+
+        running.until(retried)
+        assert sum(look.hurried for look in running.looks) > 2
+
     def test_storm_of_events_is_a_few_passes(self, host: FakeHost, running: Running) -> None:
         before = running.states[-1].totals.passes
         for _ in range(500):
@@ -800,7 +819,7 @@ class TestLoop:
         running.until(lambda: not running.states[-1].reload_success)
         assert host.snapshot == tuned
         assert any("p.yaml:3" in r.message for r in caplog.records)
-        running.until(lambda: "older policies are kept" in running.notifier.heard[-1])
+        running.until(lambda: "older policies are kept" in running.notifier.told()[-1])
         running.load = policies
         running.daemon.policies_changed("p.yaml has changed")
         running.until(lambda: running.states[-1].reload_success)

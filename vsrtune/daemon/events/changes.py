@@ -299,7 +299,8 @@ class ChangeEvents(Background):
 def culprit(seen: Seen) -> Culprit | None:
     """Who caused an event; None for somebody whom the kernel refuses the change, because he is
     neither root nor the thread's owner (check_same_owner): it tells of the call before it judges.
-    Of a thread that has ended meanwhile only its own id and name are known."""
+    None, too, for a user in another network, whose device is another one. Of a thread that has
+    ended meanwhile only its own id and name are known."""
     tid = seen.tid
     try:
         cgroup = unified_cgroup(_text(tid, "cgroup"))
@@ -310,11 +311,19 @@ def culprit(seen: Seen) -> Culprit | None:
             real, effective, _ = parse_status_uids(_text(int(seen.place[1]), "status"))
             if user not in (real, effective):
                 return None
+        elif user and seen.place[0] in _OF_DEVICES.values() and _network(tid) != _network():
+            # In a network of his own a user has devices of any name.
+            return None
     except (OSError, ValueError):
         return Culprit(tid, seen.comm, when=seen.when)
     # The first unit is systemd's; in its own a user makes others of any name.
     units = (part for part in cgroup.split("/") if part.endswith((".service", ".scope")))
     return Culprit(int(group[1]) if group else tid, seen.comm, next(units, ""), seen.when)
+
+
+def _network(tid: int | None = None) -> str:
+    """The network namespace of a thread, or of this process."""
+    return os.readlink(f"/proc/{'self' if tid is None else tid}/ns/net")
 
 
 def _text(tid: int, name: str) -> str:
