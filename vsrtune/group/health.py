@@ -139,10 +139,10 @@ def update(before: Health, now: float, looks: Looks, check: HealthCheck) -> Heal
 
 
 def remembered(before: Samples, now: float, looks: Looks, check: HealthCheck) -> Samples:
-    """The samples with one more, as many as evidence needs."""
+    """The samples with one more, as many as evidence needs, however long the pauses are."""
     alike = [(at, found) for at, found in before if found.keys() == looks.keys()]
-    begin = max((at for at, _ in alike if now - at >= check.leave / 2), default=-math.inf)
-    return (*((at, found) for at, found in alike if at >= begin), (now, looks))
+    young = sum(now - at < check.leave / 2 for at, _ in alike)
+    return (*alike[-max(young + 1, SAMPLES - 1) :], (now, looks))
 
 
 def balancer_fault(name: str, samples: Samples, check: HealthCheck) -> Fault | None:

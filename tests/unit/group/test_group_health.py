@@ -146,6 +146,20 @@ def test_a_leave_of_another_length() -> None:
     assert 3.5 <= group.until(group.is_in("a"), 8) <= 4.5
 
 
+@pytest.mark.parametrize("pause", [1.0, 2.5])
+def test_seldom_samples_are_evidence_too(pause: float) -> None:
+    """With many devices the daemon samples less often than every half of ``leave``."""
+    routers, health = {"a": Router(), "b": Router()}, Health()
+    crashed(routers["b"])
+    for n in range(5):
+        looks = {name: router.tick(True) for name, router in routers.items()}
+        health = update(health, n * pause, looks, CHECK)
+        ends = remembered(health.samples[:-1], n * pause, looks, CHECK)
+        assert ends == health.samples
+    assert health.used == ("a",)
+    assert len(health.samples) == 3
+
+
 def test_one_that_sends_nothing_of_its_own_returns_later() -> None:
     """It hears broadcasts, and answers none: perhaps it boots still, perhaps it never does."""
     group = Group()
