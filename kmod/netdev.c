@@ -196,6 +196,11 @@ static int nmv_set_mac_address(struct net_device *dev, void *p)
 		return -EADDRNOTAVAIL;
 	if (ether_addr_equal(dev->dev_addr, addr))
 		return 0;
+	/* tap.ko asks nobody for SIOCSIFHWADDR, and a QEMU with the descriptor
+	 * would take what siblings send to others.
+	 */
+	if (nd->tap && !ns_capable(dev_net(dev)->user_ns, CAP_NET_ADMIN))
+		return -EPERM;
 	if (!(dev->flags & IFF_UP)) {
 		eth_hw_addr_set(dev, addr);
 		return 0;
@@ -339,6 +344,7 @@ static int nmv_init_dev(struct net_device *dev)
 	}
 	/* The device itself has one, however many have places in statistics. */
 	netif_set_real_num_rx_queues(dev, 1);
+	netif_set_real_num_tx_queues(dev, 1);
 	nmv_queue_init(nd);
 	netdev_hold(lower, &nd->tracker, GFP_KERNEL);
 

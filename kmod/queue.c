@@ -294,6 +294,9 @@ void nmv_queue_stop(struct nmv_dev *nd)
 	WRITE_ONCE(q->multicast_bytes, 0);
 	spin_unlock_bh(&q->frames.lock);
 	__skb_queue_purge(&left);
-	/* What a poll has taken it hands on before it ends. */
-	napi_synchronize(&q->napi);
+	/* What a poll has taken it hands on with bottom halves off. To wait for
+	 * the instance to be idle would hold RTNL for as long as somebody polls
+	 * it ("threaded" busy-poll, from 6.19 on for ever).
+	 */
+	synchronize_net();
 }

@@ -48,6 +48,15 @@ static struct tap_queue *nmv_tap_pick(struct tap_dev *tap, struct sk_buff *skb)
 	return rcu_dereference(tap->taps[by % n]);
 }
 
+/* Of what a guest sent nobody has counted the segments. */
+static u32 nmv_tap_segments(const struct sk_buff *skb)
+{
+	if (!skb_is_gso(skb))
+		return 1;
+	return skb_shinfo(skb)->gso_segs ?:
+	       DIV_ROUND_UP(skb->len, skb_shinfo(skb)->gso_size);
+}
+
 /**
  * nmv_tap_places() - places in a ring that a frame takes
  * @tap: device
@@ -66,13 +75,10 @@ u32 nmv_tap_places(const struct tap_dev *tap, const struct tap_queue *q,
 		return 1;
 	if (READ_ONCE(q->flags) & IFF_VNET_HDR)
 		features |= READ_ONCE(tap->tap_features);
-	/* Of what a guest sent nobody has counted the segments, and it stays
-	 * whole for one that takes large frames itself.
-	 */
+	/* It stays whole for a guest that takes large frames itself. */
 	if (!netif_needs_gso(skb, features | NETIF_F_GSO_ROBUST))
 		return 1;
-	return skb_shinfo(skb)->gso_segs ?:
-	       DIV_ROUND_UP(skb->len, skb_shinfo(skb)->gso_size);
+	return nmv_tap_segments(skb);
 }
 
 /**
@@ -285,9 +291,10 @@ static void nmv_tap_put(struct nmv_dev *nd, struct tap_queue *q,
 	unsigned int len = skb->len + ETH_HLEN;
 
 	/* A guest may ask for 64 KiB in single bytes, all made before the first
-	 * of them goes into the ring.
+	 * of them goes into the ring. Whether tap.ko will make them, the reader
+	 * may have changed before it looks.
 	 */
-	if (unlikely(places > NMV_TAP_SEGMENTS)) {
+	if (unlikely(nmv_tap_segments(skb) > NMV_TAP_SEGMENTS)) {
 		nmv_count(nd, NMV_RX_DROPPED_OTHER, 1);
 		kfree_skb_reason(skb, SKB_DROP_REASON_SKB_GSO_SEG);
 		return;

@@ -25,6 +25,8 @@
     frames.py unthread DEVICE         the same, and ends the thread by netlink, for a device under
                                   flood; prints whether its id was told meanwhile. Exit 3 when
                                   this kernel cannot do it.
+    frames.py busypoll DEVICE         has its NAPI polled by a thread without a pause. Exit 3 when
+                                  this kernel cannot do it.
     frames.py stamps DEVICE           sets hardware timestamps, to off
     frames.py queues DEVICE           prints its queues and their NAPI instances, as queue-get of
                                   generic netlink tells. Exit 3 when this kernel cannot tell.
@@ -61,6 +63,7 @@ SIOCETHTOOL, ETHTOOL_GSTRINGS, ETHTOOL_GSTATS, ETHTOOL_GSSET_INFO = 0x8946, 0x1B
 ETH_SS_STATS, NAME_LENGTH = 1, 32
 NETDEV_CMD_QUEUE_GET, NETDEV_CMD_NAPI_GET, NETDEV_CMD_NAPI_SET = 10, 11, 14
 NAPI_IFINDEX, NAPI_ID, NAPI_THREADED = 1, 2, 8
+NETDEV_NAPI_THREADED_BUSY_POLL = 2
 QUEUE_ID, QUEUE_IFINDEX, QUEUE_TYPE, QUEUE_NAPI_ID = 1, 2, 3, 4
 NETDEV_CMD_QSTATS_GET = 12
 QSTATS_IFINDEX = 1
@@ -426,15 +429,31 @@ def qstats(device: str) -> None:
                 print(name, number(values, attribute_of))
 
 
+def threaded(sock: socket.socket, family: int, device: str, how: int) -> bytes:
+    """The request that gives the device's NAPI this kind of thread; ends the process with 3 where
+    the kernel has none."""
+    index = attribute(NAPI_IFINDEX, struct.pack("=I", socket.if_nametoindex(device)))
+    (napi,) = generic(sock, family, NETDEV_CMD_NAPI_GET, NLM_F_DUMP, index)
+    if NAPI_THREADED not in attributes(napi):
+        sys.exit(3)
+    chosen = attribute(NAPI_ID, attributes(napi)[NAPI_ID])
+    return chosen + attribute(NAPI_THREADED, struct.pack("=I", how))
+
+
+def busypoll(device: str) -> None:
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 16) as sock:
+        family = netdev_family(sock)
+        request = threaded(sock, family, device, NETDEV_NAPI_THREADED_BUSY_POLL)
+        try:
+            generic(sock, family, NETDEV_CMD_NAPI_SET, NLM_F_ACK, request)
+        except OSError:
+            sys.exit(3)
+
+
 def unthread(device: str) -> None:
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, 16) as sock:
         family = netdev_family(sock)
-        index = attribute(NAPI_IFINDEX, struct.pack("=I", socket.if_nametoindex(device)))
-        (napi,) = generic(sock, family, NETDEV_CMD_NAPI_GET, NLM_F_DUMP, index)
-        if NAPI_THREADED not in attributes(napi):
-            sys.exit(3)
-        chosen = attribute(NAPI_ID, attributes(napi)[NAPI_ID])
-        off = chosen + attribute(NAPI_THREADED, struct.pack("=I", 0))
+        off = threaded(sock, family, device, 0)
         away(device, 0.8)
         time.sleep(0.1)  # the thread has work by now
         request = (sock, family, NETDEV_CMD_NAPI_SET, NLM_F_ACK, off)
@@ -497,6 +516,7 @@ COMMANDS = {
     "resize": resize,
     "largest": largest,
     "rtnl": rtnl,
+    "busypoll": busypoll,
     "unthread": unthread,
     "starve": starve,
     "log": last_line,

@@ -147,9 +147,23 @@ def test_the_receive_queue_has_its_napi(lower: str) -> None:  # noqa: F811
         assert frames("queues", name)[0][3] == napi
 
 
+def test_a_device_goes_down_however_busily_it_is_polled(lower: str) -> None:  # noqa: F811
+    """A thread that never ends its poll once held RTNL for ever."""
+    link("nd0", lower)
+    link("nd1", lower)
+    up("nd0", "nd1")
+    frames("busypoll", "nd0")
+    send("nd1", kmodhelp.mac_of("nd0"), 1)
+    settle("nd0", 1)
+    for state in ("down", "up", "down"):
+        ip("link", "set", "nd0", state)
+
+
 def test_the_kernels_queue_statistics_are_the_counters(wire: tuple[str, str]) -> None:  # noqa: F811
     (far, near) = wire
-    link("nt", near, "napi_macvtap")
+    # Whatever numbers of queues are asked for, it has one of each direction.
+    numbers = ("numtxqueues", "4", "numrxqueues", "4", "address", kmodhelp.new_mac())
+    ip("link", "add", "nt", "link", near, *numbers, "type", "napi_macvtap")
     up("nt")
     to = kmodhelp.mac_of("nt")
     send(far, to, 10)

@@ -3,6 +3,8 @@ that rule a device of theirs but not the one below it."""
 
 from __future__ import annotations
 
+import errno
+import fcntl
 import os
 import struct
 import subprocess
@@ -17,6 +19,8 @@ from kmodhelp import check_sum, drops, ip, link, settle, up
 from test_kmod import lower, silent  # noqa: F401 (fixtures)
 
 _NEEDS_CSUM, _TCPV4 = 1, 1
+_TUNSETOFFLOAD, _TUN_F_CSUM, _TUN_F_TSO4 = 0x400454D0, 1, 2
+_SIOCSIFHWADDR, _ARPHRD_ETHER = 0x8924, 1
 
 
 def large(to: str, source: str, payload: int, size: int) -> bytes:
@@ -53,6 +57,58 @@ def test_a_large_frame_finds_room_for_all_its_segments_or_none(lower: str) -> No
         assert kmodhelp.read_all(queue) == 2
     finally:
         os.close(sender)
+        os.close(queue)
+
+
+def test_nobody_has_the_kernel_make_thousands_of_segments(lower: str) -> None:  # noqa: F811
+    """Whether the queue takes them whole, its reader changes at any moment."""
+    for name in ("na", "nt"):
+        link(name, lower, "napi_macvtap")
+    up("na", "nt")
+    sender = kmodhelp.open_tap("na", header=True)
+    queue = kmodhelp.open_tap("nt", header=True)
+    try:
+        fcntl.ioctl(queue, _TUNSETOFFLOAD, _TUN_F_CSUM | _TUN_F_TSO4)
+        to, source = kmodhelp.mac_of("nt"), kmodhelp.mac_of("na")
+        os.write(sender, large(to, source, 16_000, 1000))
+        settle("nt", 1)
+        assert len(kmodhelp.frames_of(queue)) == 1
+        os.write(sender, large(to, source, 24_000, 8))
+        found = settle("nt", 2)
+        check_sum(found)
+        assert drops(found) == {"rx_dropped_other": 1}
+        assert kmodhelp.frames_of(queue) == []
+    finally:
+        os.close(sender)
+        os.close(queue)
+
+
+def test_who_has_the_descriptor_does_not_take_anothers_address(lower: str) -> None:  # noqa: F811
+    """tap.ko asks for no capability. Root sets it, up and down."""
+    link("nt", lower, "napi_macvtap")
+    own, other = kmodhelp.mac_of("nt"), kmodhelp.new_mac()
+    queue = kmodhelp.open_tap("nt")
+    try:
+        for state in ("down", "up"):
+            ip("link", "set", "nt", state)
+            asked = struct.pack(
+                "=16sH6s8x", b"nt", _ARPHRD_ETHER, bytes.fromhex(other.replace(":", ""))
+            )
+            pid = os.fork()
+            if pid == 0:
+                try:
+                    os.setuid(65534)
+                    fcntl.ioctl(queue, _SIOCSIFHWADDR, asked)
+                except OSError as error:
+                    os._exit(error.errno or 0)
+                os._exit(0)
+            _, status = os.waitpid(pid, 0)
+            assert os.waitstatus_to_exitcode(status) == errno.EPERM
+            assert kmodhelp.mac_of("nt") == own
+        fcntl.ioctl(queue, _SIOCSIFHWADDR, asked)
+        assert kmodhelp.mac_of("nt") == other
+        ip("link", "set", "nt", "address", own)
+    finally:
         os.close(queue)
 
 
