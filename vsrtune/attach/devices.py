@@ -54,12 +54,14 @@ class Devices:
             raise WriteError("is gone again", where=device.name)
         self.flag(device)
         end = self._host.clock() + _CDEV_SECONDS
-        while device.kind == NAPI_KIND and not self._host.has_cdev(link.index):
+        while device.kind == NAPI_KIND and not self._host.has_cdev(link):
             if self._host.clock() > end:
                 raise WriteError(
-                    f"its /dev/tap{link.index} did not appear in {_CDEV_SECONDS:g} s",
+                    f"no /dev/tap{link.index} of its own appeared in {_CDEV_SECONDS:g} s",
                     where=device.name,
-                    hint="see: systemctl status systemd-udevd; mount -t devtmpfs",
+                    hint="if the file is there, a device in another network namespace has that "
+                    "index: repeat the command. Otherwise see: systemctl status systemd-udevd; "
+                    "mount -t devtmpfs",
                 )
             self._host.sleep(_PAUSE)
 

@@ -12,6 +12,7 @@ import os
 import stat
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from vsrtune.attach import overlays
 from vsrtune.attach.libvirt_hotplug import LiveDomains
@@ -48,10 +49,14 @@ class LiveHost(LiveDomains):
         """The device of that name, or None."""
         return netlink.link(name)
 
-    def has_cdev(self, index: int) -> bool:
-        """Whether /dev/tap<index> is there, a character device."""
+    def has_cdev(self, link: Link) -> bool:
+        """Whether /dev/tap<index> is there and leads to this device. It is the first device's of
+        that index in any network namespace, and a user may choose the indexes in his own."""
         try:
-            return stat.S_ISCHR(os.stat(f"/dev/tap{index}").st_mode)
+            found = os.stat(f"/dev/tap{link.index}")
+            number = f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}"
+            own = Path(f"/sys/class/net/{link.name}/tap{link.index}/dev").read_text().strip()
+            return stat.S_ISCHR(found.st_mode) and number == own
         except OSError:
             return False
 

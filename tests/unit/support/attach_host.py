@@ -149,8 +149,8 @@ class FakeAttachHost:
     def link(self, name: str) -> Link | None:
         return self.links().get(name)
 
-    def has_cdev(self, index: int) -> bool:
-        return not self.no_cdev and index in self.table
+    def has_cdev(self, link: Link) -> bool:
+        return not self.no_cdev and link.index in self.table
 
     def make(self, device: MadeDevice, lower: int) -> None:
         with self._change(f"make {device.name}"):
@@ -371,7 +371,7 @@ class FakeAttachHost:
         _place(element, used)
         if card.kind == "ethernet":
             link = self.links().get(card.device)
-            if link is None or not self.has_cdev(link.index) or link.mac != card.mac:
+            if link is None or not self.has_cdev(link) or link.mac != card.mac:
                 raise RefusedError(f"no usable device {card.device}")
         elif card.kind == "bridge":
             ET.SubElement(element, "target", {"dev": f"vnet{self.changes}"})
