@@ -131,7 +131,9 @@ class ProcessTable:
                 known = None
             entry = _read(root, name, identity, judge)
             if entry is not None:
-                if known is not None and _same(known, entry):
+                if known is not None and _outlives(known, entry):
+                    entry = known
+                elif known is not None and _same(known, entry):
                     entry.qemu, entry.sure = known.qemu, True
                 self._entries[name] = entry
         return _sorted(list(self._entries.values()))
@@ -177,6 +179,13 @@ def _sorted(entries: list[_Entry]) -> Processes:
         {device: tuple(sorted(tids)) for device, tids in napi.items()},
         tuple(sorted(strangers, key=lambda s: s.pid)),
     )
+
+
+def _outlives(known: _Entry, now: _Entry) -> bool:
+    """Whether the main thread of a believed QEMU has ended, and with it all that tells what it is,
+    while others of its threads run on."""
+    zombie = now.stat.state == "Z" and now.stat.threads > 1
+    return zombie and known.decision is not None and known.decision.believed
 
 
 def _same(one: _Entry, other: _Entry) -> bool:

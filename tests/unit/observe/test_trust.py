@@ -123,6 +123,18 @@ def test_nothing_that_a_stranger_chooses_is_read(tree: HostTree) -> None:
     assert NOT_ASKED in {p for g in snapshot.guests for p in g.problems}
 
 
+def test_a_guest_whose_main_thread_has_ended_stays_one(tree: HostTree) -> None:
+    """Its other threads run on, with the classes that they have, and must be guarded."""
+    seen = observer(tree, FakeVirt(domain("vr1")), "*", "qemu:*")
+    seen.observe()
+    line = tree.root().read("/proc/70/stat")
+    for threads, there in ((2, True), (1, False)):
+        gone = line.replace(") S ", ") Z ").replace(" 20 0 1 ", f" 20 0 {threads} ")
+        tree.file("/proc/70/stat", gone).file("/proc/70/cmdline", "")
+        tree.links.pop("/proc/70/exe", None)
+        assert (("qemu:pq1", 70) in refs(seen.observe())) is there
+
+
 def test_a_command_line_without_end_is_not_read(tree: HostTree) -> None:
     """prctl(2) lets a process show any part of its memory as its command line."""
 
