@@ -92,7 +92,7 @@ def test_the_overlay_changes_image_nodes_and_policies() -> None:
     name = made["example"]["ConfigMap"]["metadata"]["name"]
     base, pod = (made[n]["DaemonSet"]["spec"]["template"]["spec"] for n in ("base", "example"))
     assert {"configMap": {"name": name}, "name": "policies"} in pod["volumes"]
-    for key in ("image", "nodeSelector"):
+    for key in ("image", "affinity"):
         holder, other = (s["containers"][0] if key == "image" else s for s in (pod, base))
         assert holder[key] != other[key]
         holder[key] = other[key]
