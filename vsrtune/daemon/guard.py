@@ -274,13 +274,10 @@ class StandstillGuard(Sampler):
         self._subjects = ()
         if state.snapshot is None:
             return
-        refused = {r.guest for r in state.plan.refusals}
         undone = {ref for ref, level in levels.items() if level is StepLevel.UNDONE}
         ours = [g for g in state.guests if g.policy and g.ref not in undone]
         tuned = {
-            g.ref
-            for g in ours
-            if g.ref not in refused and (g.tuned or g.pending or g.step is not None)
+            g.ref for g in ours if not g.refused and (g.tuned or g.pending or g.step is not None)
         }
         # One that differs from its policy, or is refused by now, keeps the classes that it has.
         others = {g.ref for g in ours} - tuned

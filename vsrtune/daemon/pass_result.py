@@ -36,7 +36,8 @@ def guest_states(
     guests = observed.guests
     named = {g.ref: p for g, p in assign(guests, policies).pairs}
     stepped = Counter(s.guest for s in plan.skipped if s.stepped)
-    unable = {r.guest for r in plan.refusals} | set(unsettled)
+    refused = {r.guest for r in plan.refusals}
+    unable = refused | set(unsettled)
     held = Counter(s.guest for s in plan.skipped if s.held)
     left = (d for d in plan.drift if d.left and d.rule is not DriftRule.ENFORCE)
     overrides = Counter(d.target.guest for d in left)
@@ -59,6 +60,7 @@ def guest_states(
             policy=named[guest.ref].path if guest.ref in named else "",
             irq=_irq(named.get(guest.ref)),
             step=steps.get(guest.ref),
+            refused=guest.ref in refused,
         )
         for guest in guests
     )

@@ -178,7 +178,7 @@ class Reconciler:
         if policy is None or now is not seen or now is StepLevel.UNDONE:
             return
         # A plan changes nothing of a guest that is refused, but releases one without a policy.
-        refused = any(r.guest == guest for r in self.state.plan.refusals)
+        refused = any(g.ref == guest and g.refused for g in self.state.guests)
         level = StepLevel.UNDONE if refused else next_level(policy, now)
         step = Step(level, why, time.time())
         self._note_step(guest, step)

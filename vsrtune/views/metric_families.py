@@ -325,8 +325,8 @@ FAMILIES: tuple[Family[Any], ...] = (
     # -- guests
     Family(
         "vsrtune_guest_tuned", "gauge", "", GUEST,
-        "1 when the guest is as its policy says.",
-        lambda g: float(g.tuned),
+        "1 when the guest is as its policy says; absent without a policy.",
+        lambda g: float(g.tuned) if g.policy or g.refused else None,
     ),
     Family(
         "vsrtune_guest_drift", "gauge", "", GUEST,

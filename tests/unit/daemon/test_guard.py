@@ -15,9 +15,9 @@ import shell_samples as samples
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.daemon.guard import MOST, SLICE, GuardSampler, StandstillGuard
 from vsrtune.host.filesystem import LiveRoot
-from vsrtune.model.daemon_state import DaemonState, GuestState, PlanState, Starved
+from vsrtune.model.daemon_state import DaemonState, GuestState, Starved
 from vsrtune.model.guest import Guest, NicKind, Role, Sched, SchedClass, ThreadKey
-from vsrtune.model.plan import Drift, DriftRule, Plan, Refusal
+from vsrtune.model.plan import Drift, DriftRule
 from vsrtune.model.stepdown import Step, StepLevel
 from vsrtune.model.targets import ThreadAffinity
 from vsrtune.plan.safety.starvation import GuardedThread, Subject
@@ -194,9 +194,8 @@ def test_who_spins_is_stepped_down_and_not_its_victim() -> None:
 def test_a_guest_that_keeps_its_classes_is_looked_at_whatever_it_is(refused: bool) -> None:
     """One setting that fails or is fought over takes the guard from no realtime thread."""
     scene = Scene("vr1")
-    scene.states[0] = replace(scene.states[0], tuned=False)
-    refusals = (Refusal("vr1", "p.yaml:1", "why", "hint"),) if refused else ()
-    scene.publish(plan=PlanState.after(Plan(refusals=refusals), ()))
+    scene.states[0] = replace(scene.states[0], tuned=False, refused=refused)
+    scene.publish()
     scene.spin()
     assert [guest for guest, _, _ in scene.steps] == ["vr1"]
 

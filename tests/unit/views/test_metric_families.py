@@ -33,7 +33,7 @@ def tuned_state(name: str = "vr1") -> DaemonState:
     guest = replace(guest, threads=(emulator, vcpu, worker))
     return DaemonState(
         snapshot=samples.snapshot(guest),
-        guests=(GuestState(guest.ref, guest.source, tuned=True, drift=2, held=1),),
+        guests=(GuestState(guest.ref, guest.source, tuned=True, drift=2, held=1, policy="p"),),
         totals=Totals(
             passes=2, writes=5, duration_sum=0.3, durations=(1, 0, 1) + (0,) * (len(BUCKETS) - 2)
         ),
@@ -110,6 +110,15 @@ def test_what_the_loaded_module_does_not_count_makes_no_sample() -> None:
     places = {dict(labels).get("place") for _, labels in samples_of(state)} - {None}
     assert places == {"ring_full", "queue_full", "no_queue"}
     assert not any(name.startswith("vsrtune_tap_") for name, _ in samples_of(tuned_state()))
+
+
+def test_a_guest_without_a_policy_is_not_untuned() -> None:
+    """Nor does it raise the alarm; one that two policies name does."""
+    left, twice = GuestState("a", "libvirt", False), GuestState("b", "libvirt", False, refused=True)
+    told = samples_of(replace(tuned_state(), guests=(left, twice)))
+    assert [
+        (dict(labels)["domain"], v) for (n, labels), v in told.items() if n.endswith("_tuned")
+    ] == [("b", 0.0)]
 
 
 @pytest.mark.parametrize("name", ["vr 1.ü", 'say "hi"\\', "line\nbreak", "bad\udcff"])
