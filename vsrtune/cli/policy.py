@@ -43,8 +43,8 @@ def policy() -> None:
 def check(files: tuple[Path, ...], policy_dirs: tuple[Path, ...]) -> int:
     """Check policy FILES and name every error with its file and line.
 
-    Without FILES, checks the policy directories as the daemon would read them. Looks
-    at the files alone, not at the host; `vsrtune plan` does both.
+    Without FILES, checks the policy directories as the daemon would read them, users of
+    this host included. Looks at no guest; `vsrtune plan` does.
 
     \b
     Exit codes: 0 all files are good, 2 at least one is not, 4 a directory does not exist.
@@ -58,6 +58,8 @@ def check(files: tuple[Path, ...], policy_dirs: tuple[Path, ...]) -> int:
     errors = [] if files else config_files.unsafe(paths)
     good, wrong = config_files.read_all(paths)
     errors += wrong
+    if not files:
+        errors += config_files.with_users(good)[1]
     complain(*errors)
     bad = {error.where.rpartition(":")[0] for error in errors} | {e.where for e in errors}
     asks = {policy.path: policy.asks for policy in good}

@@ -79,7 +79,17 @@ def load_dirs(dirs: Sequence[Path]) -> tuple[Policy, ...]:
     if found:
         raise PolicyErrors(found)
     policies, errors = read_all(files)
+    policies, strangers = with_users(policies)
+    if errors or strangers:
+        raise PolicyErrors([*errors, *strangers])
+    return tuple(policies)
+
+
+def with_users(policies: Iterable[Policy]) -> tuple[list[Policy], list[PolicyError]]:
+    """The policies with the numbers of their users, and an error for each whose user this host does
+    not know."""
     known: list[Policy] = []
+    errors: list[PolicyError] = []
     for policy in policies:
         try:
             uid = policy.uid if policy.uid is not None else pwd.getpwnam(str(policy.user)).pw_uid
@@ -89,9 +99,7 @@ def load_dirs(dirs: Sequence[Path]) -> tuple[Policy, ...]:
             errors.append(PolicyError(what, where=policy.at("user"), hint=hint))
         else:
             known.append(replace(policy, uid=uid))
-    if errors:
-        raise PolicyErrors(errors)
-    return tuple(known)
+    return known, errors
 
 
 def unsafe(files: Iterable[Path]) -> list[PolicyError]:

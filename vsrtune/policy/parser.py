@@ -248,10 +248,13 @@ class _Reader:
         if value is None or isinstance(value, dict):
             return None
         try:
-            return CpuSet.parse(str(value))
+            cpus = CpuSet.parse(str(value))
         except VsrtuneError as error:
             self.fail(keys, error.what, error.hint or "write CPUs as 1-2,5")
             return None
+        if not cpus:
+            self.fail(keys, f"{value} names no CPU", "write CPUs as 1-2,5, or leave the key out")
+        return cpus or None
 
     def cpu_map(self, data: Any, role: str) -> CpuChoice | CpuMap | None:
         value = self.get(data, "cpus", role)

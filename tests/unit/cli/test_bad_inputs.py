@@ -78,6 +78,11 @@ CASES = (
     policy("guest: vr1\ncpu: {vcpu: 1}\n", "cpu: unknown key", "did you mean cpus?"),
     Bad("policy check --policies @/d", 2, ("guest: 'vr1' is the guest of", "keep one policy"),
         {"d/a.yaml": GOOD, "d/b.yaml": GOOD}),
+    Bad(
+        "policy check --policies @/d", 2,
+        ("@/d/a.yaml:2: user: this host has no user nosuch", "getent passwd"),
+        {"d/a.yaml": "guest: qemu:a\nuser: nosuch\n"},
+    ),
     Bad("policy check @/none.yaml", 2, ("@/none.yaml", "does not exist")),
     Bad("policy check --policies @/none", 4, ("the directory does not exist",)),
     # YAML that means something else than it seems to, or that other programs take.

@@ -58,6 +58,11 @@ def test_written_replaced_renamed_and_removed(started: Watching, policies: Path)
     started.until_told(lambda: other.rename(file), "renamed over it, as editors do")
     started.until_told(file.unlink, "removed")
     started.until_told(lambda: file.symlink_to("/dev/null"), "a link is whole at once")
+    file.unlink()
+    file.write_text("guest: x\n")
+    time.sleep(0.2)
+    for path in (file, policies):
+        started.until_told(lambda path=path: path.chmod(0o700), "others may no longer write there")
 
 
 def test_other_files_are_not_told(started: Watching, policies: Path) -> None:
@@ -94,7 +99,6 @@ def test_directory_in_whose_place_another_is_at_once(started: Watching, policies
     told = len(started.told)
     (policies.parent / "c.yaml").write_text("x")
     (other / "b.yaml").write_text("guest: x\n")
-    policies.chmod(0o700)
     time.sleep(0.2)
     assert len(started.told) == told, "what is not in it is not told, nor told again"
 

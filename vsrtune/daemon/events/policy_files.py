@@ -15,10 +15,12 @@ from vsrtune.daemon.events.thread import Background
 from vsrtune.daemon.systemd import LOGGER
 from vsrtune.observe.config_files import SUFFIXES
 
-CLOSE_WRITE, MOVED_FROM, MOVED_TO, CREATE, DELETE = 0x8, 0x40, 0x80, 0x100, 0x200
+ATTRIB, CLOSE_WRITE, MOVED_FROM, MOVED_TO, CREATE, DELETE = 0x4, 0x8, 0x40, 0x80, 0x100, 0x200
 DELETE_SELF, MOVE_SELF, Q_OVERFLOW, IGNORED = 0x400, 0x800, 0x4000, 0x8000
 _ONLYDIR = 0x01000000
-_MASK = CLOSE_WRITE | MOVED_FROM | MOVED_TO | CREATE | DELETE | DELETE_SELF | MOVE_SELF | _ONLYDIR
+# Files that others may write are refused, and those in a directory that they may write.
+_DONE = ATTRIB | CLOSE_WRITE | MOVED_FROM | MOVED_TO | DELETE
+_MASK = _DONE | CREATE | DELETE_SELF | MOVE_SELF | _ONLYDIR
 _EVENT = struct.Struct("=iIII")
 _BUFFER = 1 << 16
 
@@ -64,7 +66,6 @@ class Inotify:
 
 
 _TURN = 1.0
-_DONE = CLOSE_WRITE | MOVED_FROM | MOVED_TO | DELETE
 _SELF = DELETE_SELF | MOVE_SELF | IGNORED
 
 
@@ -119,6 +120,8 @@ class PolicyWatch(Background):
                 self._changed("a policy directory has come or gone")
 
     def _is_policy(self, directory: Path, name: str, bits: int) -> bool:
+        if not name:
+            return bool(bits & ATTRIB)
         path = Path(name)
         if path.suffix not in SUFFIXES or name.startswith("."):
             return False
