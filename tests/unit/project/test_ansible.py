@@ -59,7 +59,7 @@ def test_tasks_use_nothing_but_what_ansible_core_has() -> None:
 def test_every_variable_that_the_role_reads_is_an_option_or_its_own() -> None:
     text = "".join(path.read_text() for path in (ROLE / "tasks").iterdir())
     own = set(re.findall(r"register: (vsrtune_\w+)", text))
-    own |= {"vsrtune_name", "vsrtune_file", "vsrtune_known"}
+    own |= {"vsrtune_name", "vsrtune_file", "vsrtune_known", "vsrtune_place"}
     assert set(re.findall(r"\bvsrtune_\w+", text)) - own == set(options())
 
 
@@ -175,7 +175,9 @@ def test_files_are_checked_and_written(program: str, tmp_path: Path) -> None:
     bad = {**POLICIES, "routers": {"guest": "vr*", "cpus": {"vcpus": "1"}}}
     plays.add("asked", "none", check=True, **wanted)
     plays.add("first", "one", **wanted)
-    plays.add("again", "one", **wanted, vsrtune_remove_unknown=True)
+    # A path that is not written as others write it removes nothing that is known.
+    odd = f"{tmp_path}//one/"
+    plays.add("again", "one", **wanted, vsrtune_remove_unknown=True, vsrtune_directory=odd)
     plays.add("bad", "two", vsrtune_policies=bad, vsrtune_remove_unknown=True)
     plays.add("twice", "one", vsrtune_policies={"other": {"guest": "fw"}})
     found = plays.run(program)
