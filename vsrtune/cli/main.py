@@ -83,6 +83,9 @@ def cli() -> None:
 
 def run(args: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
+    # Closed by whoever started this.
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 (to the end)
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         # Names of guests may hold characters that the locale cannot print.
         if hasattr(stream, "reconfigure"):
@@ -100,9 +103,9 @@ def run(args: Sequence[str]) -> int:
         return error.exit_code
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our output has gone. Python flushes once more at exit: send
-        # that to /dev/null instead of printing a second error.
+    except (BrokenPipeError, SystemExit):
+        # The reader of our output has gone; click makes the latter of the former. Python flushes
+        # once more at exit: send that to /dev/null instead of printing a second error.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.NO_READER
     except OSError as error:

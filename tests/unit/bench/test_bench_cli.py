@@ -8,7 +8,7 @@ from pathlib import Path
 import bench_samples as samples
 import pytest
 
-from vsrtune.bench.cli import read_spec, short_spec
+from vsrtune.bench.cli import check_outputs, deliver, read_spec, short_spec
 from vsrtune.bench.report.files import outcome_to_json
 from vsrtune.bench.spec.model import Tuning
 from vsrtune.cli import main
@@ -43,6 +43,19 @@ class TestReport:
         out = capsys.readouterr().out
         assert "one machine, veth and pktgen" in out
         assert "40,000" in out
+
+    def test_a_result_that_cannot_be_stored_is_shown(
+        self, result: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        nowhere = Path("/proc/result.json")
+        with pytest.raises(VsrtuneError, match="no file can be written there"):
+            check_outputs(nowhere, None)
+        with pytest.raises(OSError):
+            deliver(samples.outcome("compare"), nowhere, None)
+        assert "40,000" in capsys.readouterr().out
+        check_outputs(result, None)
+        check_outputs(Path("-"), None)
+        assert list(result.parent.iterdir()) == [result]
 
     def test_as_html(self, result: Path, tmp_path: Path) -> None:
         pytest.importorskip("matplotlib")
