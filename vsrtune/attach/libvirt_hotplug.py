@@ -72,11 +72,26 @@ class LiveDomains:
                     live = nics(domain.XMLDesc(0)) if domain.isActive() else None
                     kept = libvirt.VIR_DOMAIN_XML_INACTIVE
                     config = nics(domain.XMLDesc(kept)) if domain.isPersistent() else None
-                    found.append(GuestNics(domain.name(), domain.UUIDString(), live, config))
+                    saved = self._saved(domain) if live is None else None
+                    found.append(GuestNics(domain.name(), domain.UUIDString(), live, config, saved))
                 except libvirt.libvirtError as error:
                     if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN:
                         raise
         return tuple(found)
+
+    def _saved(self, domain: Any) -> tuple[DomainNic, ...] | None:
+        """The interfaces of a domain whose memory libvirt keeps, None when it keeps none."""
+        libvirt = library()
+        if not domain.hasManagedSaveImage():
+            return None
+        try:
+            return nics(domain.managedSaveGetXMLDesc())
+        except libvirt.libvirtError as error:
+            # The image is damaged, or somebody removed the file: libvirt restores nothing from it.
+            lost = (libvirt.VIR_ERR_OPERATION_FAILED, libvirt.VIR_ERR_SYSTEM_ERROR)
+            if error.get_error_code() not in lost or not self._kept.alive():
+                raise
+            return ()
 
     def definition(self, uuid: str) -> str:
         """The persistent definition, secrets included. Raises VanishedError without one."""

@@ -129,18 +129,18 @@ class Sweep:
 def _named(
     origins: Sequence[Origin], guests: tuple[GuestNics, ...] | None, created: Collection[str]
 ) -> dict[str, tuple[bool, bool]]:
-    """For each device by name: whether a running guest, and whether a definition, names it or a
-    device that stands on it. If libvirt does not answer, a definition may name it. In ``origins``
-    a device comes after the one below it.
+    """For each device by name: whether a running guest, and whether a definition or a saved guest,
+    names it or a device that stands on it. If libvirt does not answer, a definition may name it. In
+    ``origins`` a device comes after the one below it.
 
-    The devices of a running guest of a group in ``created`` count as named: while the guest is
-    drained, and its definition is another one or none, only the Origin knows its devices.
+    The devices of a running or saved guest of a group in ``created`` count as named: while the
+    guest is drained, and its definition is another one or none, only the Origin knows its devices.
     """
     if guests is None:
         return {origin.device.name: (False, True) for origin in origins}
     live = {n.device for g in guests for n in g.live or ()}
-    config = {n.device for g in guests for n in g.config or ()}
-    run = {g.uuid for g in guests if g.live is not None}
+    config = {n.device for g in guests for n in (*(g.saved or ()), *(g.config or ()))}
+    run = {g.uuid for g in guests if g.live is not None or g.saved is not None}
     config |= {o.device.name for o in origins if o.group in created and o.uuid in run}
     for origin in reversed(origins):
         for names in (live, config):

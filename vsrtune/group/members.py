@@ -9,7 +9,7 @@ from itertools import count
 
 from vsrtune.attach.plan.clone_model import Clone
 from vsrtune.attach.plan.model import AttachHostState, GuestNics, Move
-from vsrtune.attach.plan.planner import no_others
+from vsrtune.attach.plan.planner import no_others, not_saved
 from vsrtune.attach.plan.steps import Card, MadeDevice, MsrRole, Origin, Stage, Step
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.group.parser import Group
@@ -98,7 +98,7 @@ def members_of(origins: Iterable[Origin]) -> tuple[Origin, ...]:
 
 def macs(host: AttachHostState) -> set[str]:
     """All MACs that are in use on this host."""
-    guests = {n.mac for g in host.guests for n in g.both}
+    guests = {n.mac for g in host.guests for n in g.nics}
     return guests | {link.mac for link in host.links.values()}
 
 
@@ -186,7 +186,8 @@ def cards(moves: Iterable[Move], which: int) -> tuple[Card, ...]:
 
 def back(origin: Origin, guest: GuestNics) -> Move:
     """The move that gives a guest of a group the interface that it had before; a balancer had
-    none."""
+    none. Raises VsrtuneError when libvirt has saved the guest."""
+    not_saved(guest)
     before = origin.live or origin.config
     mac = domain_xml.nic(before).mac if before else origin.device.mac
     live = _restored(origin, guest.live, origin.live)
@@ -221,7 +222,7 @@ def free_again(
     lowers = {domain_xml.nic(m.live[1]).lower for m in moves if m.live[1]}
     no_others(host, lowers, forth=False, but=own)
     for guest in host.guests:
-        for nic in guest.live if guest.live is not None else guest.config or ():
+        for nic in guest.present:
             lower, link = host.lower(nic), host.links.get(nic.device)
             # The device of a guest that does not run is there for its start.
             holds = guest.live is not None or (link is not None and link.up)

@@ -65,6 +65,35 @@ def test_a_definition_is_replaced_and_one_that_is_gone_is_told(
     assert uuid not in {d.uuid for d in domains.guests()}
 
 
+@pytest.mark.parametrize("code", ["OPERATION_FAILED", "SYSTEM_ERROR"])
+def test_a_saved_guest_is_read_from_its_image(
+    code: str, domains: LiveDomains, domain: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The test driver reads no image. A damaged or lost one is as if it named nothing."""
+    libvirt = pytest.importorskip("libvirt")
+    image = DOMAIN.replace(MAC, "52:54:00:00:00:99")
+
+    def damaged(_domain: Any) -> str:
+        error = libvirt.libvirtError("")
+        number = getattr(libvirt, f"VIR_ERR_{code}")
+        error.err = (number, 0, "no header", 0, "", "", "", 0, 0)
+        raise error
+
+    domain.create()
+    domain.managedSave()
+    reads = libvirt.virDomain, "managedSaveGetXMLDesc"
+    found = []
+    for read in (lambda _domain: image, damaged):
+        monkeypatch.setattr(*reads, read)
+        guest = next(d for d in domains.guests() if d.name == "vr1")
+        assert (guest.live, [nic.mac for nic in guest.config or ()]) == (None, [MAC])
+        found.append([nic.mac for nic in guest.saved or ()] if guest.saved is not None else None)
+    assert found == [["52:54:00:00:00:99"], []]
+    domain.create()
+    assert {d.saved for d in domains.guests()} == {None}
+    domain.destroy()
+
+
 def test_a_guest_that_does_not_run_has_no_interface_to_plug(
     domains: LiveDomains, domain: Any
 ) -> None:

@@ -17,6 +17,7 @@ from vsrtune.attach.plan.planner import plan
 from vsrtune.attach.plan.steps import NAPI_KIND
 from vsrtune.attach.transaction import Switcher
 from vsrtune.execute.ledger import read_pending
+from vsrtune.model.domain_xml import nic
 from vsrtune.model.guest import Attachment
 
 A0, A1, B0 = "02:00:00:00:0a:00", "02:00:00:00:0a:01", "02:00:00:00:0b:00"
@@ -296,6 +297,23 @@ def test_a_guest_that_does_not_run_gives_way(host: FakeAttachHost, path: Path) -
     switch(host, path, BACK)
     assert kinds(host) == {"macvtap"}
     host.start(b)
+    assert host.problems() == []
+
+
+def test_a_saved_guest_comes_back_on_its_device(host: FakeAttachHost, path: Path) -> None:
+    """Whatever its definition names."""
+    switch(host, path, FORTH, config=False)
+    a = host.fakes["uuid-a"]
+    host.save(a)
+    with AttachLedger.open(path) as ledger:
+        assert Switcher(host, ledger, BOOT).sweep().did == ()
+    assert "virsh start a" in refused(host, path, partial(made, to=BACK))
+    assert "virsh start a" in refused(host, path, partial(made, to=BACK, live=False))
+    only_b = partial(plan, SwitchRequest(BACK, ("b",)))
+    assert f"a {A0} on p0" in refused(host, path, only_b)
+    host.start(a)
+    assert [nic(text).device for text in a.live or ()] == ["nvt00000a00", "nvt00000a01"]
+    switch(host, path, BACK)
     assert host.problems() == []
 
 

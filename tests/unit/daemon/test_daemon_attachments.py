@@ -113,6 +113,40 @@ def test_a_guest_that_is_shut_down_can_start_again(
     assert host.problems() == []
 
 
+def test_a_saved_guest_keeps_its_devices(
+    host: FakeAttachHost, keeper: AttachKeeper, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """libvirt-guests saves guests before the daemon ends, and restores them after the boot."""
+    keeper.update(NAPI)
+    for guest in host.fakes.values():
+        host.save(guest)
+    assert not keeper.stop()
+    assert "a: libvirt has saved it" in " ".join(errors(caplog))
+    host.reboot()
+    with AttachLedger.open(path) as ledger:
+        assert Switcher(host, ledger, "boot-2").boot_devices().failed == ()
+    for guest in host.fakes.values():
+        host.start(guest)
+    assert host.problems() == []
+    assert kinds(host) == {NAPI_KIND}
+    assert keeper.stop()
+    assert kinds(host) == {"macvtap"}
+
+
+def test_a_running_guest_stays_beside_a_saved_one(
+    host: FakeAttachHost, keeper: AttachKeeper
+) -> None:
+    keeper.update(NAPI)
+    host.save(host.fakes["uuid-a"])
+    keeper.update(NONE)
+    assert not keeper.stop()
+    host.start(host.fakes["uuid-a"])
+    assert host.problems() == []
+    keeper.update(NONE)
+    assert kinds(host) == {"macvtap"}
+    assert host.problems() == []
+
+
 def test_two_policies_for_a_guest_switch_it_nowhere(
     host: FakeAttachHost, keeper: AttachKeeper
 ) -> None:

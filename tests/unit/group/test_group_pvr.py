@@ -47,6 +47,17 @@ def test_created_and_deleted_all_is_as_it_was(host: FakeAttachHost, path: Path) 
     assert read_pending(path) == []
 
 
+def test_a_saved_member_keeps_its_group(host: FakeAttachHost, path: Path) -> None:
+    do(host, path, create)
+    b = host.fakes["uuid-b"]
+    host.save(b)
+    assert "virsh start b" in refused(host, path, delete)
+    host.start(b)
+    assert live(host, "b") == [(A0, "edge-in"), (A1, "edge-out")]
+    do(host, path, delete)
+    assert host.problems() == []
+
+
 def test_drain_and_scale(host: FakeAttachHost, path: Path) -> None:
     before = host.picture()
     do(host, path, create)

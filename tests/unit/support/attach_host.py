@@ -48,13 +48,15 @@ def interface(
 
 
 class FakeGuest:
-    """One libvirt guest; ``live`` is None while it does not run."""
+    """One libvirt guest; ``live`` is None while it does not run, ``saved`` unless libvirt keeps
+    its memory."""
 
     def __init__(self, name: str, uuid: str, live: list[str] | None, config: str) -> None:
         self.name = name
         self.uuid = uuid
         self.live = live
         self.config = config
+        self.saved: list[str] | None = None
 
 
 class FakeAttachHost:
@@ -210,6 +212,7 @@ class FakeAttachHost:
                 g.uuid,
                 None if g.live is None else tuple(nic(x) for x in g.live),
                 nics(g.config),
+                None if g.saved is None else tuple(nic(x) for x in g.saved),
             )
             for g in self.fakes.values()
         )
@@ -330,11 +333,20 @@ class FakeAttachHost:
         guest.live = None
         self.releasing.clear()
 
+    def save(self, guest: FakeGuest) -> None:
+        """As `virsh managedsave` does."""
+        saved = guest.live
+        assert saved is not None
+        guest.saved = list(saved)
+        self.stop(guest)
+
     def start(self, guest: FakeGuest) -> None:
-        """Raises RefusedError as libvirt would."""
+        """A saved guest comes back as it was. Raises RefusedError as libvirt would."""
         guest.live = []
-        for card in nics(guest.config):
-            self._attach(guest, card.xml)
+        texts = guest.saved
+        for text in texts if texts is not None else [card.xml for card in nics(guest.config)]:
+            self._attach(guest, text)
+        guest.saved = None
 
     def reboot(self) -> None:
         """Guests and devices are gone, definitions stay."""

@@ -24,17 +24,24 @@ OURS = (NAPI_KIND, "napi_macvlan")
 @dataclass(frozen=True, slots=True)
 class GuestNics:
     """A libvirt guest's interfaces: ``live`` of the running guest, None when it does not
-    run, ``config`` of its persistent definition, None when it has none."""
+    run, ``config`` of its persistent definition, None when it has none, ``saved`` of the guest
+    whose memory libvirt keeps (virsh managedsave), None when it keeps none."""
 
     name: str
     uuid: str
     live: tuple[DomainNic, ...] | None
     config: tuple[DomainNic, ...] | None
+    saved: tuple[DomainNic, ...] | None = None
 
     @property
-    def both(self) -> tuple[DomainNic, ...]:
-        """Its interfaces in both."""
-        return (*(self.live or ()), *(self.config or ()))
+    def nics(self) -> tuple[DomainNic, ...]:
+        """Its interfaces in all of them."""
+        return (*(self.live or ()), *(self.saved or ()), *(self.config or ()))
+
+    @property
+    def present(self) -> tuple[DomainNic, ...]:
+        """The interfaces that it has; those of its next start when it does not run."""
+        return (self.live if self.live is not None else self.saved or self.config) or ()
 
 
 @dataclass(frozen=True, slots=True)

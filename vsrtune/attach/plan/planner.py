@@ -52,12 +52,15 @@ def plan(request: SwitchRequest, host: AttachHostState) -> Switch:
         request = replace(request, live=live, config=config)
     wanted = {g.uuid: _selected(g, request, host) for g in guests}
     lowers = {
-        host.lower(n) for g in guests for n in g.both if n.mac in wanted[g.uuid]
+        host.lower(n) for g in guests for n in g.nics if n.mac in wanted[g.uuid]
     } - {""}  # fmt: skip
     notes: list[str] = []
     if request.live:
         _take_along(request, host, wanted, lowers, notes)
         no_others(host, lowers, forth=request.to is Attachment.NAPI_MACVLAN)
+    for guest in host.guests:
+        if wanted.get(guest.uuid):
+            not_saved(guest)
     _no_members(request, host, wanted)
     moves = [
         move
@@ -66,6 +69,17 @@ def plan(request: SwitchRequest, host: AttachHostState) -> Switch:
         if (move := _move(request, host, guest, mac, notes)) is not None
     ]
     return _switch(request, host, tuple(moves), notes)
+
+
+def not_saved(guest: GuestNics) -> None:
+    """Refuse a guest that libvirt can only restore with the devices that it had. Raises
+    VsrtuneError."""
+    if guest.saved is not None:
+        raise VsrtuneError(
+            "libvirt has saved it (managedsave), and restores it with the devices that it had",
+            where=guest.name,
+            hint=f"start it first: virsh start {guest.name}",
+        )
 
 
 def _named(found: DomainNic, name: str, host: AttachHostState) -> bool:
@@ -84,11 +98,11 @@ def _selected(guest: GuestNics, request: SwitchRequest, host: AttachHostState) -
         )
     found = {
         n.mac
-        for n in guest.both
+        for n in guest.nics
         if _named(n, request.interface, host) and (request.interface or movable(n, host))
     }
     if not found:
-        known = ", ".join(sorted({f"{n.mac} ({n.kind})" for n in guest.both})) or "none"
+        known = ", ".join(sorted({f"{n.mac} ({n.kind})" for n in guest.nics})) or "none"
         which = request.interface or "on macvtap or NAPI-macvlan"
         raise VsrtuneError(
             f"it has no interface {which}", where=guest.name, hint=f"its interfaces: {known}"
@@ -110,7 +124,7 @@ def _take_along(
     back = request.to is Attachment.MACVTAP
     for guest in host.guests:
         running = guest.live is not None
-        for found in (guest.live if running else guest.config) or ():
+        for found in guest.present:
             lower = host.lower(found)
             if (
                 lower not in lowers
@@ -148,7 +162,7 @@ def _no_members(
     if request.to is Attachment.NAPI_MACVLAN:
         return
     for guest in host.guests:
-        for found in guest.both:
+        for found in guest.nics:
             origin = host.group(found.device)
             if origin is not None and found.mac in wanted.get(guest.uuid, ()):
                 raise VsrtuneError(
@@ -164,7 +178,7 @@ def no_others(
     """Refuse if the lower devices carry something that belongs to no libvirt guest, is none of
     ``but``, and is in the way of NAPI-macvlan (``forth``), or of macvtap. Raises VsrtuneError."""
     kinds = STACKED if forth else OURS
-    known = {n.device for g in host.guests for n in g.both} | set(but)
+    known = {n.device for g in host.guests for n in g.nics} | set(but)
     for name in sorted(lowers):
         lower = host.links.get(name)
         if lower is None:

@@ -99,7 +99,7 @@ def _groups(host: AttachHostState, names: Sequence[str]) -> list[tuple[str, ...]
     groups: list[tuple[set[str], set[str]]] = []
     for name in sorted(names):
         guest = host.guest(name)
-        lowers = {host.lower(n) for n in guest.both if movable(n, host)}
+        lowers = {host.lower(n) for n in guest.nics if movable(n, host)}
         if not lowers:
             continue
         members = {name}
