@@ -127,10 +127,17 @@ class Devices:
         """The link of the device's name; None when there is none. Raises WriteError when the link
         is another's."""
         link = self._host.link(device.name)
-        if link is not None and (link.kind, link.mac) != (device.kind, device.mac):
+        if link is None:
+            return None
+        # The lower device may have another name by now.
+        lower = self._host.link(device.lower) if device.lower else None
+        elsewhere = lower is not None and link.lower != lower.index
+        if elsewhere or (link.kind, link.mac) != (device.kind, device.mac):
+            on = f" on {device.lower}" if device.lower else ""
+            other = " on another device" if elsewhere else ""
             raise WriteError(
-                f"is not the {device.kind} with MAC {device.mac} that vsrtune made, but a "
-                f"{link.kind or 'device'} with MAC {link.mac}",
+                f"is not the {device.kind} with MAC {device.mac}{on} that vsrtune made, but a "
+                f"{link.kind or 'device'} with MAC {link.mac}{other}",
                 where=device.name,
                 hint=f"if nothing needs it: ip link delete {device.name}",
             )

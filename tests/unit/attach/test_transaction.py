@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from attach_host import BOOT, FakeAttachHost, Killed
-from switch_faults import Switches, do, refused, survey
+from switch_faults import Choose, Switches, do, refused, survey
 
 from vsrtune.attach.errors import SwitchError
 from vsrtune.attach.ledger import AttachLedger
@@ -85,6 +85,33 @@ def test_there_and_back_is_exactly_as_it_was(host: FakeAttachHost, path: Path) -
     assert host.problems() == []
     assert host.picture() == before
     assert read_pending(path) == []
+
+
+def test_guests_with_one_mac_have_a_device_each(path: Path) -> None:
+    """They are on different lower devices, and stay there."""
+    host = FakeAttachHost()
+    host.add("a", (A0, "p0"))
+    host.add("b", (A0, "p1"))
+    before = host.picture()
+
+    def both(to: Attachment) -> Choose:
+        return partial(plan, SwitchRequest(to, ("a", "b")))
+
+    do(host, path, both(FORTH))
+    lowers = [(k.name, k.lower) for k in host.table.values() if k.kind == NAPI_KIND]
+    assert lowers == [("nvt00000a00", 2), ("nvt00000a002", 3)]
+    assert host.problems() == []
+    do(host, path, both(BACK))
+    assert host.picture() == before
+
+
+def test_a_device_on_another_lower_device_is_not_ours(host: FakeAttachHost, path: Path) -> None:
+    """It came after the plan."""
+    with AttachLedger.open(path) as ledger:
+        planned = made(survey(host, ledger))
+        host.make(planned.moves[-1].device, host.index("p1"))
+        with pytest.raises(SwitchError, match=r"nvt00000b00: is not .* on p0 that .* on another"):
+            Switcher(host, ledger, BOOT).carry_out(planned)
 
 
 def test_nothing_to_do_is_done_without_a_step(host: FakeAttachHost, path: Path) -> None:

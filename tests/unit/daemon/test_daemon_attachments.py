@@ -92,6 +92,19 @@ def test_a_policy_is_followed_once_and_undone_at_the_end(
     assert host.problems() == []
 
 
+def test_guests_with_one_mac_switch_to_a_device_each(
+    host: FakeAttachHost, keeper: AttachKeeper
+) -> None:
+    """One batch after the other, because they are on different lower devices."""
+    host.add("c", (A0, "p1"))
+    before = host.picture()
+    keeper.update(NAPI)
+    assert {k.lower for k in host.table.values() if k.mac == A0} == {2, 3}
+    assert host.problems() == []
+    assert keeper.stop()
+    assert host.picture() == before
+
+
 def test_a_reload_without_it_switches_back(host: FakeAttachHost, keeper: AttachKeeper) -> None:
     before = host.picture()
     keeper.update(NAPI)

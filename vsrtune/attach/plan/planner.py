@@ -43,8 +43,9 @@ from vsrtune.model.guest import Attachment
 from vsrtune.model.host import MODES, Link, mode_name
 
 
-def plan(request: SwitchRequest, host: AttachHostState) -> Switch:
-    """Plan the requested switch. Raises VsrtuneError with the obstacle."""
+def plan(request: SwitchRequest, host: AttachHostState, names: Collection[str] = ()) -> Switch:
+    """Plan the requested switch. ``names`` are those of devices that other plans for this host
+    make. Raises VsrtuneError with the obstacle."""
     guests = [host.guest(name) for name in request.guests]
     if not (request.live or request.config):
         live = any(g.live is not None for g in guests)
@@ -62,12 +63,13 @@ def plan(request: SwitchRequest, host: AttachHostState) -> Switch:
         if wanted.get(guest.uuid):
             not_saved(guest)
     _no_members(request, host, wanted)
-    moves = [
-        move
-        for guest in host.guests
-        for mac in sorted(wanted.get(guest.uuid, ()))
-        if (move := _move(request, host, guest, mac, notes)) is not None
-    ]
+    moves: list[Move] = []
+    for guest in host.guests:
+        for mac in sorted(wanted.get(guest.uuid, ())):
+            taken = {*names, *(m.device.name for m in moves)}
+            move = _move(request, host, guest, mac, notes, taken)
+            if move is not None:
+                moves.append(move)
     return _switch(request, host, tuple(moves), notes)
 
 
@@ -202,9 +204,15 @@ def no_others(
 
 
 def _move(
-    request: SwitchRequest, host: AttachHostState, guest: GuestNics, mac: str, notes: list[str]
+    request: SwitchRequest,
+    host: AttachHostState,
+    guest: GuestNics,
+    mac: str,
+    notes: list[str],
+    taken: Collection[str],
 ) -> Move | None:
-    """The move of one interface; None when nothing of it has to move."""
+    """The move of one interface; None when nothing of it has to move. ``taken`` are the names of
+    devices that are planned already."""
     found = []
     for nics, wanted, where in (
         (guest.live, request.live, "the running guest"),
@@ -219,7 +227,7 @@ def _move(
     if live is None and config is None:
         return None
     if request.to is Attachment.NAPI_MACVLAN:
-        return _forth(host, guest, mac, live, config, notes)
+        return _forth(host, guest, mac, live, config, notes, taken)
     return _back(host, guest, mac, live, config)
 
 
@@ -240,6 +248,7 @@ def _forth(
     live: DomainNic | None,
     config: DomainNic | None,
     notes: list[str],
+    taken: Collection[str],
 ) -> Move:
     for found in filter(None, (live, config)):
         reason = domain_xml.unsupported(found)
@@ -262,7 +271,7 @@ def _forth(
                 hint="see: ip link",
             )  # fmt: skip
         link = host.links.get(live.device) if live is not None else None
-        device = device_like(host, _name(host, mac), source, lower, link)
+        device = device_like(host, _name(host, mac, taken), source, lower, link)
     pairs = [(f.xml, domain_xml.on_device(f, device.name)) if f else ("", "")
              for f in (live, config)]  # fmt: skip
     return Move(guest.name, guest.uuid, mac, device, pairs[0], pairs[1], device.queue)
@@ -290,12 +299,12 @@ def device_like(
     )
 
 
-def _name(host: AttachHostState, mac: str) -> str:
+def _name(host: AttachHostState, mac: str, taken: Collection[str]) -> str:
     """A free device name that libvirt leaves alone."""
     base = f"nvt{mac.replace(':', '')[-8:]}"
-    taken = set(host.links) | set(host.origins)
+    used = {*host.links, *host.origins, *taken}
     names = chain([base], (f"{base}{n}" for n in count(2)))
-    return next(name for name in names if name not in taken)
+    return next(name for name in names if name not in used)
 
 
 def _back(

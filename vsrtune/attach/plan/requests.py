@@ -79,12 +79,13 @@ def taken_back(
 def _batches(
     host: AttachHostState, names: Sequence[str], to: Attachment, reasons: Mapping[str, str]
 ) -> tuple[Batch, ...]:
-    found = []
+    found: list[Batch] = []
     for group in _groups(host, names):
         reason = ", ".join(sorted({reasons[name] for name in group}))
         request = SwitchRequest(to, group, live=False, config=False, by_policy=True)
         try:
-            switch = plan(request, host)
+            made = {m.device.name for b in found if b.switch is not None for m in b.switch.moves}
+            switch = plan(request, host, made)
         except VsrtuneError as error:
             found.append(Batch(group, to, reason, None, error))
             continue
