@@ -22,6 +22,8 @@ from vsrtune.host import netlink
 from vsrtune.host.libvirt import DEFAULT_URI
 from vsrtune.model.host import Link
 
+# The persistent definitions of qemu:///system.
+_DEFINITIONS = Path("/etc/libvirt/qemu")
 # The attributes that are flags (docs/kmod.md), by name.
 _ATTRIBUTES = {EVERY_QUEUE: "every_queue", UPLINK: "uplink"}
 
@@ -40,6 +42,15 @@ class LiveHost(LiveDomains):
         super().__init__(uri)
         self._files = files
         self._pulse = pulse
+
+    def definitions(self) -> tuple[str, ...] | None:
+        """The persistent definitions, secrets included, as libvirt keeps them on disk. None when
+        they are not there to be read."""
+        try:
+            names = [name for name in os.listdir(_DEFINITIONS) if name.endswith(".xml")]
+            return tuple((_DEFINITIONS / name).read_text(errors="replace") for name in names)
+        except OSError:
+            return None
 
     def links(self) -> dict[str, Link]:
         """Every device by name."""

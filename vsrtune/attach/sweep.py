@@ -15,12 +15,13 @@ from vsrtune.attach.clones import Clones
 from vsrtune.attach.devices import Devices
 from vsrtune.attach.errors import translated
 from vsrtune.attach.host import LiveHost
-from vsrtune.attach.ledger import ENDED, AttachLedger
+from vsrtune.attach.ledger import ENDED, STEP, AttachLedger
 from vsrtune.attach.libvirt_hotplug import AwayError
 from vsrtune.attach.plan.model import GuestNics
 from vsrtune.attach.plan.steps import Origin
-from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.errors import ObserveError, VsrtuneError
 from vsrtune.execute.ledger import LedgerEntry
+from vsrtune.model.domain_xml import nics
 
 Patiently = Callable[[Callable[[], list[str]]], list[str]]
 
@@ -47,14 +48,34 @@ class Sweep:
         """Sweep everything; remove nothing while libvirt does not answer."""
         ended = self._end_clones()
         try:
-            kept = self.devices(self._host.guests())
+            kept = self._look_after(self._host.guests())
         except AwayError:
-            kept = self.devices(None)
+            kept = self.unasked()
         return Swept((*ended.did, *kept.did), (*ended.failed, *kept.failed))
 
-    def devices(self, guests: tuple[GuestNics, ...] | None) -> Swept:
-        """Keep the devices that ``guests`` need and remove the others. With None the guests are
-        unknown, and all devices are kept."""
+    def unasked(self) -> Swept:
+        """Without libvirt: make all devices, and bring up those that definitions name. Others
+        might take their lower devices from guests that libvirt starts on macvtap. Without
+        definitions to read, bring all up."""
+        texts = self._host.definitions()
+        guests = None if texts is None else tuple(map(_defined, texts))
+        waits: set[str] = set()
+        if guests is not None and self._ledger.of(STEP):
+            # Some definitions are changed already: a guest starts on a device that is down, and
+            # recovery goes on from there.
+            waits = {n.lower for g in guests for n in g.config or () if n.kind == "direct"}
+        return self._look_after(guests, asked=False, waits=waits)
+
+    def _look_after(
+        self,
+        guests: tuple[GuestNics, ...] | None,
+        *,
+        asked: bool = True,
+        waits: Collection[str] = (),
+    ) -> Swept:
+        """Keep the devices that ``guests`` need, None when that is unknown. Remove the others, or,
+        unless libvirt was ``asked``, keep them too, and leave them down. Leave devices down on the
+        lower devices ``waits``."""
         origins = list(self._ledger.origins())
         created = {group for _, group in self._ledger.groups()}
         named = _named([origin for _, origin in origins], guests, created)
@@ -70,11 +91,16 @@ class Sweep:
 
         for _, origin in origins:
             live, config = named[origin.device.name]
-            if live or config:
-                guarded(lambda origin=origin, live=live: self._keep(origin, did, live=live))  # type: ignore[misc]
+            up = (live or config) and origin.device.lower not in waits
+            if live or config or not asked:
+                guarded(
+                    lambda origin=origin, live=live, up=up: self._keep(  # type: ignore[misc]
+                        origin, did, live=live, up=up
+                    )
+                )
         # A device goes before the device below it, which was made before it.
         for entry, origin in reversed(origins):
-            if not any(named[origin.device.name]):
+            if asked and not any(named[origin.device.name]):
                 guarded(lambda origin=origin, entry=entry: self._drop(origin, entry, did))  # type: ignore[misc]
         left = {origin.group for _, origin in self._ledger.origins()}
         vanished = [entry.id for entry, group in self._ledger.groups() if group not in left]
@@ -104,19 +130,20 @@ class Sweep:
             did.append(f"removed {device.name}, no guest names it any more")
         self._ledger.done(entry.id)
 
-    def _keep(self, origin: Origin, did: list[str], *, live: bool) -> None:
+    def _keep(self, origin: Origin, did: list[str], *, live: bool, up: bool) -> None:
         device = origin.device
         link = self._devices.find(device)
         if link is None:
             self._devices.make(device)
             link = self._devices.find(device)
             who = f"{origin.guest} names it" if origin.guest else f"{origin.group} stands on it"
+            who = who if up else "it stays down until libvirt tells who needs it"
             on = f" on {device.lower}" if device.lower else ""
             did.append(f"made {device.name}{on}, {who}")
         else:
             flags = self._devices.flag(device)
             did += [f"set {flag} of {device.name}, which needs it" for flag in flags]
-        if link is not None and not link.up:
+        if up and link is not None and not link.up:
             try:
                 self._host.set_up(link.index, True)
                 did.append(f"brought {device.name} up")
@@ -126,11 +153,19 @@ class Sweep:
                     raise
 
 
+def _defined(text: str) -> GuestNics:
+    """The guest of a definition; without interfaces if libvirt cannot read it either."""
+    try:
+        return GuestNics("", "", None, nics(text, texts=False))
+    except ObserveError:
+        return GuestNics("", "", None, None)
+
+
 def _named(
     origins: Sequence[Origin], guests: tuple[GuestNics, ...] | None, created: Collection[str]
 ) -> dict[str, tuple[bool, bool]]:
     """For each device by name: whether a running guest, and whether a definition or a saved guest,
-    names it or a device that stands on it. If libvirt does not answer, a definition may name it. In
+    names it or a device that stands on it. If that is unknown, a definition may name it. In
     ``origins`` a device comes after the one below it.
 
     The devices of a running or saved guest of a group in ``created`` count as named: while the

@@ -218,15 +218,15 @@ class Switcher:
     # -- between switches
 
     def boot_devices(self) -> Swept:
-        """Make and bring up every device that was made before this host booted, without asking
-        libvirt, whose daemon may start guests as soon as it runs. This includes the devices of an
-        unfinished switch, because its guests' definitions may name them."""
-        return self._sweep.devices(None)
+        """Make every device that was made before this host booted, without asking libvirt, whose
+        daemon may start guests as soon as it runs, and bring up those that definitions name. This
+        includes the devices of an unfinished switch."""
+        return self._sweep.unasked()
 
     def sweep(self) -> Swept:
         """Make and bring up the devices that a guest needs, remove those that no guest needs and
-        the clones that switches ended. Does nothing while a switch is unfinished, removes nothing
-        while libvirt does not answer."""
+        the clones that switches ended. Does nothing while a switch is unfinished. While libvirt
+        does not answer it removes nothing, and only definitions count."""
         if self.unfinished() or not self._ledger.of(ORIGIN, ENDED, GROUP):
             return Swept((), ())
         return self._sweep.all()

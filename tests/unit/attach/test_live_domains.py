@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from vsrtune.attach import host
 from vsrtune.attach.libvirt_hotplug import AwayError, LiveDomains, RefusedError
 from vsrtune.core.errors import VanishedError
+from vsrtune.model.domain_xml import nics
 
 URI = "test:///default"
 NOBODY = "00000000-0000-4000-8000-000000000001"
@@ -100,6 +103,23 @@ def test_a_guest_that_does_not_run_has_no_interface_to_plug(
     nic = f"<interface type='user'><mac address='{MAC}'/></interface>"
     with pytest.raises(VanishedError, match="does not run"):
         domains.plug(domain.UUIDString(), nic, MAC)
+
+
+def test_definitions_on_disk_are_read_without_libvirt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = tmp_path / "qemu"
+    monkeypatch.setattr(host, "_DEFINITIONS", files)
+    live = host.LiveHost("qemu:///nowhere")
+    assert live.definitions() is None
+    (files / "networks").mkdir(parents=True)
+    assert live.definitions() == ()
+    (files / "vr1.xml").write_text(f"<!--\nWARNING: THIS IS AUTO-GENERATED\n-->\n{DOMAIN}")
+    (files / "vr1.xml.new").write_text("<dom")
+    (text,) = live.definitions() or ()
+    assert [nic.mac for nic in nics(text)] == [MAC]
+    (files / "broken.xml").symlink_to("nothing")
+    assert live.definitions() is None
 
 
 def test_a_libvirt_that_is_not_there_is_away() -> None:

@@ -272,18 +272,59 @@ def test_after_a_reboot_the_devices_come_before_the_guests(
     assert kinds(host) == {"macvtap"}
 
 
-def test_a_crash_of_the_host_in_between(tmp_path: Path) -> None:
-    """Guests start from their definitions, whichever those are by then."""
-    for killing in SWITCHES.kill("forth", tmp_path):
+@both
+@pytest.mark.parametrize("first", ["guests", "recovery"])
+def test_a_crash_of_the_host_in_between(to: str, first: str, tmp_path: Path) -> None:
+    """Guests start from their definitions, whichever those are by then: libvirt starts them
+    before the daemon or after it has taken the switch back."""
+    for killing in SWITCHES.kill(to, tmp_path):
         host = killing.host
-        host.reboot()
-        with AttachLedger.open(killing.path) as ledger:
-            Switcher(host, ledger, "boot-2").boot_devices()
+        crash(host, killing.path)
+        if first == "guests":
+            start_all(host)
         recover(host, killing.path, "boot-2")
-        for guest in host.fakes.values():
-            host.start(guest)
+        start_all(host)
+        with AttachLedger.open(killing.path) as ledger:
+            assert Switcher(host, ledger, "boot-2").sweep().failed == ()
         assert host.problems() == [], host.log
-        assert kinds(host) == {"macvtap"}
+        assert kinds(host) == ({"macvtap"} if killing.undone == (to == "forth") else {NAPI_KIND})
+
+
+def test_after_a_reboot_macvtap_in_a_definition_comes_first(
+    host: FakeAttachHost, path: Path
+) -> None:
+    switch(host, path, FORTH, config=False)
+    crash(host, path)
+    start_all(host)
+    with AttachLedger.open(path) as ledger:
+        assert Switcher(host, ledger, "boot-2").sweep().failed == ()
+    assert host.problems() == []
+    assert kinds(host) == {"macvtap"}
+
+
+def test_without_definitions_to_read_every_device_comes_up(
+    host: FakeAttachHost, path: Path
+) -> None:
+    switch(host, path, FORTH)
+    host.definitions = lambda: None  # type: ignore[assignment,method-assign]
+    crash(host, path)
+    start_all(host)
+    assert host.problems() == []
+
+
+def crash(host: FakeAttachHost, path: Path) -> None:
+    """The host boots, and libvirt is not there yet."""
+    host.reboot()
+    host.away_until = 1e9
+    with AttachLedger.open(path) as ledger:
+        assert Switcher(host, ledger, "boot-2").boot_devices().failed == ()
+    host.away_until = -1
+
+
+def start_all(host: FakeAttachHost) -> None:
+    for guest in host.fakes.values():
+        if guest.live is None:
+            host.start(guest)
 
 
 def test_a_definition_that_waits_for_the_guest_to_stop(host: FakeAttachHost, path: Path) -> None:

@@ -217,6 +217,9 @@ class FakeAttachHost:
             for g in self.fakes.values()
         )
 
+    def definitions(self) -> tuple[str, ...] | None:
+        return tuple(g.config for g in self.fakes.values())
+
     def nics(self, uuid: str) -> tuple[DomainNic, ...]:
         self._answer()
         return tuple(nic(x) for x in self._running(uuid))
