@@ -260,8 +260,7 @@ class Switcher:
             case Plug(on=True):
                 self._each(back.cards, lambda card: self._replug(card, this_boot))
             case Plug():
-                if this_boot:
-                    self._each(back.cards, lambda card: self._unplug((card,)))
+                self._each(back.cards, lambda card: self._take_out(card, this_boot))
             case Define():
                 self._unless_vanished(lambda: undefine(self._host, back))
             case CloneRun(on=True):
@@ -296,6 +295,17 @@ class Switcher:
             self._patiently(work)
         except VanishedError:
             return
+
+    def _take_out(self, card: Card, this_boot: bool) -> None:
+        """Unplug the interface, unless the one of that MAC stands elsewhere. A guest that has
+        started since may have got it from its definition, which has been taken back by now; it
+        keeps the interface if the definition still has it."""
+        wanted, present = nic(card.xml), self._nic(card)
+        if present is None or not _same_place(wanted, present):
+            return
+        defined = () if this_boot else nics(self._host.definition(card.uuid))
+        if not any(_same_place(wanted, n) for n in defined):
+            self._unplug((card,))
 
     def _replug(self, card: Card, this_boot: bool) -> None:
         """Give the guest its interface back. A present interface may be about to go, because its
@@ -394,6 +404,13 @@ class Switcher:
 
 def _nothing() -> None:
     """The check outside a switch: no signal is held."""
+
+
+def _same_place(one: DomainNic, other: DomainNic) -> bool:
+    """Whether both are the interface of that MAC on the same device. libvirt names each macvtap
+    anew."""
+    alike = (one.mac, one.kind, one.lower) == (other.mac, other.kind, other.lower)
+    return alike and (one.device == other.device or one.kind == "direct")
 
 
 def define(host: LiveHost, step: Define) -> None:

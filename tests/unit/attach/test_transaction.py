@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from attach_host import BOOT, FakeAttachHost, Killed
-from switch_faults import Choose, Switches, do, refused, survey
+from switch_faults import Choose, Switches, crash, do, refused, start_all, survey
 
 from vsrtune.attach.errors import SwitchError
 from vsrtune.attach.ledger import AttachLedger
@@ -310,21 +310,6 @@ def test_without_definitions_to_read_every_device_comes_up(
     crash(host, path)
     start_all(host)
     assert host.problems() == []
-
-
-def crash(host: FakeAttachHost, path: Path) -> None:
-    """The host boots, and libvirt is not there yet."""
-    host.reboot()
-    host.away_until = 1e9
-    with AttachLedger.open(path) as ledger:
-        assert Switcher(host, ledger, "boot-2").boot_devices().failed == ()
-    host.away_until = -1
-
-
-def start_all(host: FakeAttachHost) -> None:
-    for guest in host.fakes.values():
-        if guest.live is None:
-            host.start(guest)
 
 
 def test_a_definition_that_waits_for_the_guest_to_stop(host: FakeAttachHost, path: Path) -> None:

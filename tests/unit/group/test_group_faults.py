@@ -10,7 +10,7 @@ import msr_group as msr
 import pvr_group as pvr
 import pytest
 from attach_host import BOOT
-from switch_faults import Switches
+from switch_faults import Switches, crash, start_all
 
 from vsrtune.attach.ledger import AttachLedger
 from vsrtune.attach.plan.model import AttachHostState, Switch
@@ -83,3 +83,21 @@ def test_killed_after_any_change_it_is_recovered(
             assert killing.host.picture() == done.picture(), killing.host.log
         if what not in ("drain", "scale"):
             assert killing.host.problems() == [], killing.host.log
+
+
+@pytest.mark.parametrize(
+    ("switches", "what"), [case for case in CASES if case.values[0] is not KINDS["clones"]]
+)
+def test_guests_that_start_after_a_crash_of_the_host_forward(
+    switches: Switches, what: str, tmp_path: Path
+) -> None:
+    """libvirt starts them, but no clones, before anybody takes the switch back."""
+    for killing in switches.kill(what, tmp_path):
+        host = killing.host
+        crash(host, killing.path)
+        start_all(host)
+        with AttachLedger.open(killing.path) as ledger:
+            switcher = Switcher(host, ledger, "boot-2")
+            assert switcher.recover() == [], host.log
+            assert switcher.sweep().failed == ()
+        assert host.problems() == [], host.log

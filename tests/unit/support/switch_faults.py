@@ -60,6 +60,21 @@ def refused(
     return str(caught.value)
 
 
+def crash(host: FakeAttachHost, path: Path) -> None:
+    """The host boots, and libvirt is not there yet."""
+    host.reboot()
+    host.away_until = 1e9
+    with AttachLedger.open(path) as ledger:
+        assert Switcher(host, ledger, "boot-2").boot_devices().failed == ()
+    host.away_until = -1
+
+
+def start_all(host: FakeAttachHost) -> None:
+    for guest in host.fakes.values():
+        if guest.live is None:
+            host.start(guest)
+
+
 @contextmanager
 def before_lines(fault: Callable[[int], None]) -> Iterator[None]:
     """Call ``fault`` before every line that a log takes, with its number from 1 on."""
