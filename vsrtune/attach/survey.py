@@ -15,7 +15,6 @@ from vsrtune.attach.plan.steps import Origin
 from vsrtune.core.codec import decode
 from vsrtune.core.errors import ObserveError, VanishedError
 from vsrtune.execute.journal import read_entries
-from vsrtune.execute.jsonl_log import holder
 from vsrtune.execute.ledger import read_pending
 from vsrtune.host.filesystem import boot_id
 from vsrtune.model.host import Link
@@ -53,14 +52,14 @@ def _definition(host: LiveHost, clone: Clone) -> str:
 
 
 def _kept(journal: Path) -> Callable[[Link], int]:
-    """A function that gives the queue length for a new device: the original of a length that the
-    daemon had set, because the daemon sets and undoes it again; otherwise the present length."""
-    originals: dict[int, int] = {}
-    if holder(journal):
-        for entry in read_entries(journal, boot_id()):
-            if isinstance(entry.target, TxQueueLen) and isinstance(entry.original, int):
-                originals[entry.target.ifindex] = entry.original
-    return lambda link: originals.get(link.index, link.queue)
+    """A function that gives the queue length for a new device: the original of a length that
+    vsrtune had set, because the journal forgets it with the old device; otherwise the present
+    length."""
+    originals: dict[tuple[int, object], int] = {}
+    for entry in read_entries(journal, boot_id()):
+        if isinstance(entry.target, TxQueueLen) and isinstance(entry.original, int):
+            originals[entry.target.ifindex, entry.written] = entry.original
+    return lambda link: originals.get((link.index, link.queue), link.queue)
 
 
 MACHINE_ID = Path("/etc/machine-id")
