@@ -74,7 +74,7 @@ class Clones:
         """The guest whose definition names the file, "" when there is none."""
         for guest in self._host.guests():
             try:
-                if file.path in domain_xml.disk_files(self._host.definition(guest.uuid)):
+                if file.path in domain_xml.own_files(self._host.definition(guest.uuid)):
                     return guest.name
             except VanishedError:
                 continue

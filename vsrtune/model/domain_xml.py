@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Domain XML: a guest's interfaces, its pins with vsrtune's notes on them, and its disk files.
+"""Domain XML: a guest's interfaces, its pins with vsrtune's notes on them, and its files.
 
 An interface that is put on another device keeps what the guest sees (MAC, model, PCI address, boot
 order); the part that concerns the host is replaced.
@@ -266,15 +266,14 @@ def _flat(element: ET.Element, path: str = "") -> dict[str, str]:
     return found
 
 
-def disk_files(definition: str) -> frozenset[str]:
-    """The files of a definition's disks, as far as the definition names them. Raises ObserveError
-    when it is not XML."""
-    sources = (
-        source
-        for disk in parse(definition).iterfind("devices/disk")
-        for source in disk.iter("source")
-    )
-    return frozenset(filter(None, (source.get("file") for source in sources)))
+def own_files(definition: str) -> frozenset[str]:
+    """The files of a definition's disks and of its NVRAM, as far as the definition names them.
+    Raises ObserveError when it is not XML."""
+    root = parse(definition)
+    nvrams = root.findall("os/nvram")
+    holders = [*root.iterfind("devices/disk"), *nvrams]
+    found = {source.get("file", "") for holder in holders for source in holder.iter("source")}
+    return frozenset(found | {(nvram.text or "").strip() for nvram in nvrams}) - {""}
 
 
 NAMESPACE = "urn:vsrtune:originals:1"

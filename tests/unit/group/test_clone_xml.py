@@ -100,7 +100,7 @@ def test_overlays(disk: str, directory: str, file: File) -> None:
     # Only what the template's definition says of the chain is said of the clone's.
     chain = ["".join(e.attrib.values()) for e in found.iterfind(".//backingStore/source")]
     assert chain == ([file.base, "/a"] if disk is TOLD else [])
-    assert domain_xml.disk_files(made.xml) == {file.path, *chain}
+    assert domain_xml.own_files(made.xml) == {file.path, *chain}
 
 
 def test_what_is_read_only_stays() -> None:
@@ -126,6 +126,7 @@ NVRAM = "/var/lib/libvirt/qemu/nvram"
 def test_nvram_of_its_own(old: str, new: str) -> None:
     made = copied(definition(os=VARS + old))
     assert new.replace("'", '"') in made.xml
+    assert domain_xml.own_files(made.xml) == {file.path for file in made.files}
     assert made.files[0].format == ""
     assert made.files[0].path.startswith(f"{NVRAM}/vr2_VARS.")
 

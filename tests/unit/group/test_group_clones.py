@@ -225,6 +225,24 @@ def test_what_others_did_to_a_clone_meanwhile(host: FakeAttachHost, path: Path) 
     assert {g.name for g in host.fakes.values()} == {"a", "router", "keeper"}
 
 
+@pytest.mark.parametrize("nvram", ["<nvram>{}</nvram>", "<nvram><source file='{}'/></nvram>"])
+def test_the_nvram_of_a_guest_of_that_name_is_left(
+    nvram: str, host: FakeAttachHost, path: Path
+) -> None:
+    """libvirt calls the file of a new guest as the clone's was called."""
+    place = "/var/lib/libvirt/qemu/nvram"
+    router = host.fakes[UUID]
+    router.config = router.config.replace("</os>", f"{nvram.format(f'{place}/r.fd')}</os>")
+    do(host, path, create("vr1", "vr2"))
+    del host.fakes[uuid(host, "vr2")]
+    own = host.add("vr2", running=False)
+    own.config = definition("", os=nvram.format(f"{place}/vr2_VARS.fd"), name="vr2")
+    with AttachLedger.open(path) as ledger:
+        swept = Switcher(host, ledger, BOOT).carry_out(delete(seen(host, ledger)))
+    assert f"left {place}/vr2_VARS.fd: vr2 names it" in swept.did
+    assert set(host.files) == {f"{place}/vr2_VARS.fd"}
+
+
 @pytest.mark.parametrize("what", ["create", "delete"])
 def test_the_daemon_leaves_files_to_a_command(what: str, tmp_path: Path) -> None:
     """It takes back, or ends, all that it may reach, at once."""
