@@ -49,6 +49,8 @@ _UNPLUG_PAUSE = 0.05
 # The request is lost if the guest's kernel does not listen yet.
 _ASK_AGAIN = 10.0
 
+_ANEW = "repeat the command, which plans anew"
+
 T = TypeVar("T")
 
 
@@ -242,6 +244,7 @@ class Switcher:
                     (self._devices.set_up if on else self._devices.set_down)(device)
             case Plug(on=False):
                 requests: dict[Card, float] = {}
+                self._patiently(lambda: self._unchanged(step.cards))
                 self._patiently(lambda: self._unplug(step.cards, requests))
             case Plug():
                 for card in step.cards:
@@ -355,6 +358,13 @@ class Switcher:
                 raise WriteError(error.what, where=error.where, hint=error.hint) from error
             raise
 
+    def _unchanged(self, cards: tuple[Card, ...]) -> None:
+        """Refuse to unplug what is not as it was when the host was read: it would not come back."""
+        for card in cards:
+            present = self._nic(card)
+            if present is not None and (other := differences(card.xml, present.xml)):
+                raise RefusedError(_changed(other), where=card.where, hint=_ANEW)
+
     def _release(self, cards: tuple[Card, ...], requests: dict[Card, float]) -> None:
         end = self._host.clock() + RELEASE_SECONDS
         requests.update(dict.fromkeys(requests, float("-inf")))
@@ -406,6 +416,10 @@ def _nothing() -> None:
     """The check outside a switch: no signal is held."""
 
 
+def _changed(other: tuple[str, ...]) -> str:
+    return f"somebody has changed it since the switch was planned: {'; '.join(other)}"
+
+
 def _same_place(one: DomainNic, other: DomainNic) -> bool:
     """Whether both are the interface of that MAC on the same device. libvirt names each macvtap
     anew."""
@@ -424,6 +438,8 @@ def define(host: LiveHost, step: Define) -> None:
     if now is not None and step.after and not differences(step.after, now.xml):
         return
     if step.before:
+        if now is not None and (other := differences(step.before, now.xml)):
+            raise WriteError(_changed(other), where=where, hint=_ANEW)
         changed = replaced(text, now.mac if now is not None else step.mac, step.after)
     elif now is None:
         changed = added(text, step.after)
@@ -432,7 +448,7 @@ def define(host: LiveHost, step: Define) -> None:
     host.define(changed, where)
     now = _first(host.definition(step.uuid), macs[-1])
     if not step.after:
-        other: tuple[str, ...] = ("is there still",) if now is not None else ()
+        other = ("is there still",) if now is not None else ()
     else:
         other = differences(step.after, now.xml if now is not None else "<interface/>")
     if other:

@@ -14,7 +14,7 @@ import clone_group as clones
 import pytest
 from attach_host import BOOT, FakeAttachHost
 from switch_faults import before_lines
-from test_transaction import A0, A1, B0, fails, fresh, made, recover
+from test_transaction import A0, A1, B0, fails, fresh, kinds, made, recover
 
 from vsrtune.attach import signals
 from vsrtune.attach.errors import SwitchError
@@ -215,6 +215,37 @@ def test_refused_after_libvirt_was_away(host: FakeAttachHost, path: Path) -> Non
     host.before, host.after = refuse, away
     fails(host, path, "state change lock")
     assert host.picture() == before, host.log
+
+
+def test_a_definition_that_changes_after_the_plan_is_not_overwritten(
+    host: FakeAttachHost, path: Path
+) -> None:
+    """Neither on the way forth nor when that is taken back."""
+    b = host.fakes["uuid-b"]
+
+    def edit(_number: int) -> None:
+        if host.log[-1] == "define":  # the first guest's
+            b.config = b.config.replace("queues='2'", "queues='4'")
+
+    host.before = edit
+    caught = fails(host, path, "b: .* of the definition: somebody has changed it")
+    assert caught.put_back
+    assert "queues='4'" in b.config
+    assert kinds(host) == {"macvtap"}
+
+
+def test_an_interface_that_changes_after_the_plan_is_not_unplugged(
+    host: FakeAttachHost, path: Path
+) -> None:
+    with AttachLedger.open(path) as ledger:
+        planned = forth(host)
+        guest = host.fakes["uuid-b"]
+        assert guest.live is not None
+        guest.live = [text.replace('queues="2"', 'queues="4"') for text in guest.live]
+        with pytest.raises(SwitchError, match=r"b: .*: somebody has changed it"):
+            Switcher(host, ledger, BOOT).carry_out(planned)
+    assert not any(line.startswith("unplug") for line in host.log)
+    assert kinds(host) == {"macvtap"}
 
 
 def test_a_guest_that_hangs_keeps_no_other_from_what_it_had(
