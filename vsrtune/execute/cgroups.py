@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import errno
 import time
+from collections import deque
 from collections.abc import Iterator
+from itertools import islice
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting, VanishedError, WriteError
@@ -13,7 +15,7 @@ from vsrtune.execute.cpuset_clear import make_threaded
 from vsrtune.execute.errno_table import Operation, told, write_error
 from vsrtune.execute.syscalls import LiveCalls
 from vsrtune.execute.threads import CPUS, HostThread
-from vsrtune.host.cgroupfs import MOUNT
+from vsrtune.host.cgroupfs import MOUNT, children
 from vsrtune.host.filesystem import HostRoot, text_of
 from vsrtune.host.procfs import parse_stat
 from vsrtune.model.cpuset_tree import upwards
@@ -33,6 +35,9 @@ PARTITION_FILE = "cpuset.cpus.partition"
 # A thread that has just ended keeps its cgroup busy for a moment.
 _RMDIR_TRIES = 10
 _RMDIR_PAUSE = 0.02
+# Users make as many cgroups and threads below a slice as they like. Masks of threads beyond these,
+# in the lowest cgroups, are not kept.
+MOST_CGROUPS = MOST_THREADS = 1 << 16
 
 
 def settle(thread: HostThread, wanted: CpuSet) -> None:
@@ -155,28 +160,34 @@ class Cgroups:
         """The threads below a slice, with their masks and the CPUs of their cpusets."""
         if "/" in target.path or target.file != "cpuset.cpus":
             return
-        for path in self._below(target.path):
+        tids = (
+            (tid, allowed)
+            for path, allowed in islice(self._below(target.path), MOST_CGROUPS)
+            # A domain with threaded children lists none of its own.
+            for tid in (text_of(self._root, f"{MOUNT}/{path}/cgroup.threads") or "").split()
+        )
+        for tid, allowed in islice(tids, MOST_THREADS):
             try:
-                tids = self._root.read(f"{MOUNT}/{path}/cgroup.threads").split()
+                stat = parse_stat(self._root.read(f"/proc/{tid}/task/{tid}/stat"))
+                key = ThreadKey(stat.tid, stat.tid, stat.start_time)
+                mask = HostThread(self._root, self._calls, key, str(target)).affinity()
             except OSError:
-                continue  # a domain with threaded children lists none of its own
-            for tid in map(int, tids):
-                try:
-                    stat = parse_stat(self._root.read(f"/proc/{tid}/task/{tid}/stat"))
-                    key = ThreadKey(tid, tid, stat.start_time)
-                    thread = HostThread(self._root, self._calls, key, str(target))
-                    mask, allowed = thread.affinity(), thread.allowed()
-                except OSError:
-                    continue
-                if allowed is not None:
-                    yield key, mask, allowed
+                continue
+            if allowed is not None:
+                yield key, mask, allowed
 
-    def _below(self, path: str) -> list[str]:
-        found = [path]
-        for name in self._root.listdir(f"{MOUNT}/{path}"):
-            if self._root.exists(f"{MOUNT}/{path}/{name}/cgroup.procs"):
-                found += self._below(f"{path}/{name}")
-        return found
+    def _below(self, path: str) -> Iterator[tuple[str, CpuSet | None]]:
+        """A slice and the cgroups in it, the upper ones first, with the CPUs of their cpusets."""
+        waiting: deque[tuple[str, CpuSet | None]] = deque([(path, None)])
+        while waiting:
+            path, allowed = waiting.popleft()
+            text = text_of(self._root, f"{MOUNT}/{path}/cpuset.cpus.effective")
+            allowed = allowed if text is None else CpuSet.parse(text)
+            yield path, allowed
+            inside = (f"{path}/{name}" for name in children(self._root, path))
+            waiting += (
+                (p, allowed) for p in inside if self._root.exists(f"{MOUNT}/{p}/cgroup.procs")
+            )
 
     # -- partitions
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from itertools import takewhile
 from typing import NamedTuple
 
 from vsrtune.core.cpuset import CpuSet
@@ -51,17 +52,17 @@ class CpusetReader:
 
     def read(self, path: str) -> Cpuset:
         """The cpuset of a cgroup."""
-        known = self._known.get(path)
-        if known is None:
-            limit = self.read(path.rpartition("/")[0]).effective if path else None
-            text = self.text(path, "cpuset.cpus.effective")
+        # Whoever has a cgroup may have thousands, one in another, so this is no recursion.
+        new = list(takewhile(lambda above: above not in self._known, (*upwards(path), "")))
+        for cgroup in reversed(new):
+            limit = self._known[cgroup.rpartition("/")[0]].effective if cgroup else None
+            text = self.text(cgroup, "cpuset.cpus.effective")
             try:
                 effective = limit if text is None else CpuSet.parse(text)
             except VsrtuneError:
                 effective = None
-            known = Cpuset(self.text(path, "cpuset.cpus"), effective, limit)
-            self._known[path] = known
-        return known
+            self._known[cgroup] = Cpuset(self.text(cgroup, "cpuset.cpus"), effective, limit)
+        return self._known[path]
 
     def text(self, path: str, name: str) -> str | None:
         """A file of a cgroup; None when it cannot be read."""
@@ -82,8 +83,10 @@ def read_tree(
     """Every cgroup that is above or beside one of ``used``, is a partition or has exclusive CPUs,
     sorted by path. With ``below``, only that cgroup and those inside it, which suffices while
     cgroups elsewhere are members without exclusive CPUs. ``reader`` may have read some cgroups
-    already, for the threads in them."""
-    near = {path.rpartition("/")[0] for cgroup in set(used) for path in upwards(cgroup)}
+    already, for the threads in them. In a directory of somebody else than root, who may make as
+    many as he likes, only those count that root made or that lead to one of ``used``."""
+    leading = {path for cgroup in set(used) for path in upwards(cgroup)}
+    near = {path.rpartition("/")[0] for path in leading}
     found: list[CpusetGroup] = []
     waiting = [below]
     if below:
@@ -93,8 +96,11 @@ def read_tree(
         found.append(group)
     while waiting:
         above = waiting.pop()
-        for name in _children(root, above):
+        theirs = not _roots(root, above)
+        for name in children(root, above):
             path = f"{above}/{name}" if above else name
+            if theirs and path not in leading and not _roots(root, path):
+                continue
             group = _group(reader, path)
             if group is None:
                 continue
@@ -126,7 +132,15 @@ def _group(reader: CpusetReader, path: str) -> CpusetGroup | None:
     )
 
 
-def _children(root: HostRoot, path: str) -> list[str]:
+def _roots(root: HostRoot, path: str) -> bool:
+    """Whether root made a cgroup."""
+    try:
+        return root.stat(f"{MOUNT}/{path}" if path else MOUNT, follow=False).uid == 0
+    except OSError:
+        return False
+
+
+def children(root: HostRoot, path: str) -> list[str]:
     """The names that may be cgroups inside; anything else has no cpuset to read."""
     base = f"{MOUNT}/{path}" if path else MOUNT
     try:

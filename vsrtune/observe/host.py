@@ -203,7 +203,7 @@ class ProblemLog:
             what = str(error)
         except OSError as error:
             what = f"{error.filename}: {error.strerror}" if error.filename else str(error)
-        except (ValueError, LookupError) as error:
+        except (ValueError, LookupError, RecursionError) as error:
             what = (
                 f"unexpected content: {error}; please report it with the output of `vsrtune record`"
             )

@@ -17,6 +17,7 @@ from vsrtune.core.errors import PendingError, WriteError
 from vsrtune.execute.executor import apply, recover, undo
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
+from vsrtune.model.cpuset_tree import upwards
 from vsrtune.model.deadline import lag_seconds
 from vsrtune.model.guest import Sched, SchedClass
 from vsrtune.model.journal_records import Fold
@@ -32,6 +33,7 @@ from vsrtune.model.targets import (
     Target,
     ThreadAffinity,
     ThreadCgroup,
+    ThreadMask,
     ThreadSched,
     Value,
     VcpuPin,
@@ -414,3 +416,17 @@ def test_a_compacted_journal_still_tells_how_long_to_wait(tmp_path: Path) -> Non
         again.record(record)
     assert again.lag == fold.lag == lag_seconds(BUDGET)
     assert again.live == fold.live
+
+
+def test_a_list_above_thousands_of_cgroups_is_read_with_the_masks_below() -> None:
+    """A user makes as many cgroups as he likes, one in another, below the slice of a guest."""
+    host = old()
+    host.state["cgroups"]["user.slice"] = {"cpus": "", "type": "domain"}
+    deep = f"user.slice{'/a' * 1200}"
+    for path in upwards(deep):
+        host.state["cgroups"].setdefault(path, {"cpus": None, "type": "domain"})
+    host.state["threads"]["4000"] = {
+        **host.state["threads"]["2010"], "pid": 4000, "cgroup": deep, "mask": "1", "user": "1",
+    }  # fmt: skip
+    found = host.ops().read(CpusetFile(HOST_REF, "user.slice", CPUS))
+    assert found == CpusetList("", (ThreadMask(key(host, 4000), CpuSet([1])),))

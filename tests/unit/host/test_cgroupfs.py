@@ -7,6 +7,7 @@ from hosttree import HostTree
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.host.cgroupfs import CpusetReader, libvirt_role, read_tree
+from vsrtune.host.filesystem import FileStat
 from vsrtune.model.cpuset_tree import CpusetGroup
 
 SCOPE = "machine.slice/machine-qemu\\x2d1\\x2dvr1.scope"
@@ -110,3 +111,20 @@ def test_a_host_without_cpusets() -> None:
     tree = HostTree()
     tree.file("/sys/fs/cgroup/machine.slice/cgroup.procs", "")
     assert _read(tree, ["machine.slice/x"]) == ()
+
+
+def test_what_a_user_makes_beside_a_guest_is_not_read() -> None:
+    """He may make as many as he likes; what root made there may be ours."""
+    home, user = "user.slice/user@7.service", FileStat(7, 0o040755, 0, 0)
+    tree = HostTree()
+    for path in ("user.slice", "user.slice/other", home):
+        group(tree, path)
+    tree.stats[f"/sys/fs/cgroup/{home}"] = user
+    for name in ("vr", "vsrtune.cpus2", *(f"x{n}" for n in range(5))):
+        group(tree, f"{home}/{name}", "2" if name == "x1" else "")
+        group(tree, f"{home}/{name}/inside")
+        if not name.startswith("vsrtune"):
+            tree.stats[f"/sys/fs/cgroup/{home}/{name}"] = user
+    assert [g.path for g in _read(tree, [f"{home}/vr"])] == [
+        "user.slice", "user.slice/other", home, f"{home}/vr", f"{home}/vsrtune.cpus2",
+    ]  # fmt: skip

@@ -292,3 +292,12 @@ def test_content_that_no_reader_expects_is_a_problem_to_report() -> None:
     assert problem.reader == "cpus"
     assert problem.what.startswith("unexpected content: invalid literal for int()")
     assert problem.what.endswith("`vsrtune record`")
+
+
+def test_a_reader_that_calls_itself_too_often_ends_no_pass() -> None:
+    def deeper() -> int:
+        return deeper()
+
+    log = ProblemLog()
+    assert log.attempt("guest vr1", deeper, 7) == 7
+    assert [p.reader for p in log.problems] == ["guest vr1"]

@@ -13,6 +13,7 @@ from hosttree import HostTree, scope
 from moving_host import MovingHost
 from test_observer import FakeVirt, domain, libvirt_qemu, two_guests
 
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.host.filesystem import FileStat
 from vsrtune.host.procfs import MOST_THREADS, PF_IO_WORKER, PF_USER_WORKER
 from vsrtune.host.recorded import Answers, RecordedRoot, load
@@ -332,6 +333,33 @@ def test_a_cgroup_in_thousands_of_others_is_no_more_than_a_strangers(tree: HostT
         snapshot = observer(tree, FakeVirt(domain("vr1")), "*").observe()
         assert refs(snapshot) == REAL
         assert [s.pid for s in snapshot.strangers] == [90]
+
+
+@pytest.mark.parametrize("cpuset", [False, True], ids=["without cpusets", "with cpusets"])
+def test_a_guest_in_thousands_of_cgroups_keeps_no_pass_from_the_others(
+    tree: HostTree, cpuset: bool
+) -> None:
+    """Its user has a policy, and may have been given the cpuset controller."""
+    home = "/user.slice/user-65534.slice/user@65534.service"
+    deep = f"{home}{'/a' * 1900}"
+    tree.homes[90] = deep
+    tree.qemu(90, "-name", "hers,debug-threads=on", uid=NOBODY)
+    tree.thread(90, 91, "CPU 0/KVM", uid=NOBODY)
+    tree.file("/sys/fs/cgroup/cpuset.cpus.effective", "0-3\n")
+    for end in (n for n, letter in enumerate(f"{deep}/") if letter == "/" and n and cpuset):
+        tree.file(f"/sys/fs/cgroup{deep[:end]}/cpuset.cpus.effective", "0-3\n")
+    tree.stats[f"/sys/fs/cgroup{home}"] = FileStat(NOBODY, DIRECTORY, 1, 5)
+    policies = [
+        parse(POLICY.format(guest="*"), "0.yaml"),
+        parse(f"user: 65534\n{POLICY.format(guest='qemu:*')}", "1.yaml"),
+    ]
+    started = Observer(
+        tree.root(), FakeVirt(domain("vr1")), qemu_filter=lambda: filter_of(policies)
+    )
+    snapshot = started.observe()
+    assert refs(snapshot) == [REAL[0], ("qemu:hers@65534", 90), REAL[1]]
+    assert {t.cpuset_effective for t in snapshot.guests[1].threads} == {CpuSet(range(4))}
+    assert {a.target.guest for a in plan(snapshot, policies).actions} >= {"vr1", "qemu:hers@65534"}
 
 
 @pytest.mark.parametrize("name", ["tuned", "irqbalance"])
