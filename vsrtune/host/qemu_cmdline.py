@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,8 @@ _IMPLIED = {
 # Anybody may run a QEMU with any text on its command line. A descriptor is a C int.
 _FD_DIGITS = 10
 _VCPU_DIGITS = 5
+# Escapes of JSON make texts that no file, device or domain is named by, and that no call takes.
+_IMPOSSIBLE = re.compile("[\0\ud800-\udfff]")
 
 # Net back ends that have a tap or macvtap device on the host.
 _TAP_TYPES = frozenset(("tap", "bridge"))
@@ -64,7 +67,8 @@ class QemuArgs:
 def split_options(text: str, implied: str = "") -> dict[str, str]:
     """Read ``key=value,key=value`` as QEMU's QemuOpts do: ``,,`` is a comma, a
     first part without ``=`` is the value of ``implied``, other bare keys are ``on``.
-    Also reads the JSON form; its booleans become ``on`` and ``off``."""
+    Also reads the JSON form; its booleans become ``on`` and ``off``, and texts that nothing can be
+    named by are left out."""
     if text.lstrip().startswith("{"):
         return _json_options(text)
     options: dict[str, str] = {}
@@ -96,7 +100,7 @@ def _flatten(prefix: str, data: Any, options: dict[str, str]) -> None:
             _flatten(f"{prefix}.{key}" if prefix else str(key), value, options)
     elif isinstance(data, bool):
         options[prefix] = "on" if data else "off"
-    elif not isinstance(data, list):
+    elif not isinstance(data, list) and not _IMPOSSIBLE.search(str(data)):
         options[prefix] = str(data)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import os
 import re
 import time
 from dataclasses import replace
@@ -15,6 +16,7 @@ from test_observer import FakeVirt, domain, libvirt_qemu, two_guests
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.host.filesystem import FileStat
+from vsrtune.host.libvirt import DomainText
 from vsrtune.host.procfs import MOST_THREADS, PF_IO_WORKER, PF_USER_WORKER
 from vsrtune.host.recorded import Answers, RecordedRoot, load
 from vsrtune.model.guest import Guest, Role
@@ -310,6 +312,42 @@ def test_a_pretender_never_passes_for_libvirts(tree: HostTree) -> None:
         assert refs(snapshot) == [("foreign:vr9", 90), *REAL]
         assert FOREIGN in snapshot.guests[0].problems
         assert "foreign:vr9" not in tuned(snapshot) and "vr9" not in tuned(snapshot)
+
+
+class Strict(RecordedRoot):
+    """Takes no path that os takes not."""
+
+    def stat(self, path: str, *, follow: bool = True) -> FileStat:
+        if b"\0" in os.fsencode(path):
+            raise ValueError("stat: embedded null character in path")
+        return super().stat(path, follow=follow)
+
+
+@pytest.mark.parametrize("name", [r"a\u0000b", r"a\ud800b"])
+@pytest.mark.parametrize("pid_files", [0, NOBODY], ids=["root's pid files", "QEMU's pid files"])
+def test_a_name_that_nothing_can_have_keeps_no_pass_from_the_others(
+    tree: HostTree, name: str, pid_files: int
+) -> None:
+    """A QEMU that was taken over may write over its own command line."""
+
+    class Virt(FakeVirt):
+        def domain(self, name: str) -> DomainText | None:
+            if b"\0" in name.encode():
+                raise ValueError("embedded null character")
+            return super().domain(name)
+
+    pretender(tree, 90, *COPY, exe=QEMU)
+    in_libvirts_cgroup(tree, 90, "vr1")
+    text = tree.text("/proc/90/cmdline").replace("guest=vr9", f'{{"guest": "{name}"}}')
+    tree.file("/proc/90/cmdline", text.replace(",debug-threads=on", ""))
+    tree.stats[PID_FILES] = FileStat(pid_files, DIRECTORY, 1, 6)
+    virt = Virt(replace(domain("vr1"), live_xml=f"<domain id='1'>{domain('vr1').live_xml[8:]}"))
+    for virt.fails in (False, True):
+        seen = Observer(Strict(tree.answers), virt).observe()
+        assert [(g.name, g.pid) for g in seen.guests if g.pid != 90] == [("vr1", 50), ("pq1", 70)]
+        assert [p.what for p in seen.problems] == virt.fails * [
+            "qemu:///system: libvirt does not answer"
+        ]
 
 
 def test_a_cgroup_of_a_users_own_is_not_libvirts(tree: HostTree) -> None:
