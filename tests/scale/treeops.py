@@ -47,6 +47,9 @@ class TreeOps:
     def whole(self, target: Target, value: Value) -> Value:
         return value
 
+    def heir(self, target: ThreadSched) -> ThreadSched | None:
+        return None
+
     def read(self, target: Target) -> Value:
         match target:
             case CgroupDir(path=path):

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
-from vsrtune.core.errors import UntriedError, VanishedError, VsrtuneError
+from vsrtune.core.errors import UntriedError, VanishedError, VsrtuneError, WriteError
 from vsrtune.core.retry import Backoff, SaidOnce
 from vsrtune.daemon.drift_tracker import DriftWatch, waiting
 from vsrtune.daemon.load_tracker import LoadKeeper
@@ -498,6 +498,18 @@ def forget(observed: SnapshotSlice, ops: LiveSysOps, journal: Journal) -> None:
             vanished = True
         except VsrtuneError:
             vanished = False
-        if vanished:
-            journal.drop(target, "vanished")
-            LOGGER.info("forgot %s: it no longer exists", target, extra=fields(guest=target.guest))
+        if not vanished:
+            continue
+        try:
+            taken = executor.drop_vanished(target, ops, journal)
+        except WriteError as error:
+            LOGGER.error("%s", error, extra=fields(guest=target.guest, error=error))
+            continue
+        LOGGER.info("forgot %s: it no longer exists", target, extra=fields(guest=target.guest))
+        if taken is not None:
+            LOGGER.warning(
+                "%s: its process runs another program; vsrtune took %s back from it",
+                target,
+                taken,
+                extra=fields(guest=target.guest),
+            )

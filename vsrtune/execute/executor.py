@@ -24,7 +24,8 @@ For each other action
    the pass and for the undo of this and all earlier passes, so that a full disk shows then and
    not half-way.
 3. A vanished thread, device or guest is no failure: the executor drops its entry and goes on.
-   Each action finds out for itself whether its object is gone.
+   Each action finds out for itself whether its object is gone. A thread that runs another program
+   has another number; it loses the class that was ours (``drop_vanished``).
 
 A move between cgroups may cost the thread its affinity (6.1), which is no part of the cgroup's
 value. The executor therefore journals the affinity around the move as an intent of its own, from
@@ -52,8 +53,8 @@ from vsrtune.execute.comparison import between, cut, exactly, still_applied
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
 from vsrtune.execute.waits import check, check_busy
-from vsrtune.model.guest import Guest
-from vsrtune.model.journal_records import Entry, same_setting, undo_action, undo_order
+from vsrtune.model.guest import REALTIME, Guest, Sched, SchedClass
+from vsrtune.model.journal_records import Entry, ours, same_setting, undo_action, undo_order
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import (
@@ -172,7 +173,7 @@ def apply(plan: Plan, ops: LiveSysOps, journal: Journal) -> Result:
                 named.add(target)
             _change(action, ops, journal, original)
         except VanishedError:
-            _vanished(target, journal, tally)
+            _vanished(target, ops, journal, tally)
         except PendingError as error:
             tally.pending.append((action, error))
         except FixedError as error:
@@ -223,7 +224,7 @@ def _release(plan: Plan, ops: LiveSysOps, journal: Journal, tally: _Tally) -> No
             if entry is not None and entry.state == "done":
                 _disown(entry, ops, journal, tally)
         except VanishedError:
-            _vanished(target, journal, tally)
+            _vanished(target, ops, journal, tally)
         except WriteError:
             continue  # unreadable now: the next plan judges it again
     back = [a for a in plan.actions if a.release]
@@ -282,7 +283,7 @@ def _restore_round(
             check(target, tally.failed)
             _restore(entry, action, ops, journal, tally)
         except VanishedError:
-            _vanished(target, journal, tally)
+            _vanished(target, ops, journal, tally)
         except WriteError as error:
             tally.failed.append((action, error))
 
@@ -361,7 +362,6 @@ def _take_back(
                 ops.write(guard.target, guard.before)
             journal.revert(guard.target)
     except VanishedError:
-        journal.drop(action.target, "vanished")
         if guard is not None:
             journal.drop(guard.target, "vanished")
         raise
@@ -417,8 +417,44 @@ def _read_back(target: Target, wanted: Value, ops: LiveSysOps, *, back: bool = F
         )
 
 
-def _vanished(target: Target, journal: Journal, tally: _Tally) -> None:
+def drop_vanished(target: Target, ops: LiveSysOps, journal: Journal) -> Sched | None:
+    """Forget a target that is gone. A thread that called execve(2) goes on with its class as the
+    main thread of its process, and gives it back first. Returns that class, None otherwise. Raises
+    WriteError when that fails; the entry stays then, and JournalError."""
+    entry = journal.entry(target)
+    taken = None
+    if entry is not None and isinstance(target, ThreadSched):
+        with suppress(VanishedError):
+            taken = _take_from_heir(target, entry, ops, journal)
     journal.drop(target, "vanished")
+    return taken
+
+
+def _take_from_heir(
+    target: ThreadSched, entry: Entry, ops: LiveSysOps, journal: Journal
+) -> Sched | None:
+    heir = ops.heir(target)
+    if heir is None or journal.entry(heir) is not None:
+        return None
+    now = ops.read(heir)
+    # Only root gives these classes; the ordinary ones tell nothing.
+    if not isinstance(now, Sched) or now.cls not in (*REALTIME, SchedClass.DEADLINE):
+        return None
+    written = [e.written for e in (entry, entry.committed) if e is not None]
+    if now == entry.original or not any(ours(value, now) for value in written):
+        return None
+    ops.write(heir, entry.original)
+    return now
+
+
+def _vanished(target: Target, ops: LiveSysOps, journal: Journal, tally: _Tally) -> None:
+    entry = journal.entry(target)
+    try:
+        drop_vanished(target, ops, journal)
+    except WriteError as error:
+        if entry is not None:
+            tally.failed.append((undo_action(entry), error))
+        return
     tally.vanished[target] = None
 
 
@@ -440,7 +476,7 @@ def _roll_back(
             check(action.target, tally.failed[first:])
             _change(back, ops, journal, back=True, others=action.target in named)
         except VanishedError:
-            _vanished(action.target, journal, tally)
+            _vanished(action.target, ops, journal, tally)
         except WriteError as error:
             tally.failed.append((back, error))
             clean = False
@@ -511,7 +547,7 @@ def _resolve_all(
             check_busy(entry.target, tally.failed)
             _resolve(entry, action, ops, journal, tally)
         except VanishedError:
-            _vanished(entry.target, journal, tally)
+            _vanished(entry.target, ops, journal, tally)
         except WriteError as error:
             tally.failed.append((action, error))
 

@@ -243,6 +243,22 @@ class LiveSysOps:
             return replace(value, cpus=value.cpus | taken)
         return value | taken if isinstance(value, CpuSet) else value
 
+    def heir(self, target: ThreadSched) -> ThreadSched | None:
+        """The main thread of the process of a thread that is gone, if it has not ended too. The
+        thread that calls execve(2) takes its place (``de_thread``): number and start time are the
+        main thread's then, class and mask stay its own. Raises WriteError."""
+        gone = target.thread
+        with self._translated(target):
+            try:
+                stat = parse_stat(self._root.read(f"/proc/{gone.pid}/task/{gone.pid}/stat"))
+            except (FileNotFoundError, ProcessLookupError):
+                return None
+        # A process that started later only has the number.
+        if gone.tid == gone.pid or stat.start_time > gone.start_time:
+            return None
+        main = ThreadKey(gone.pid, gone.pid, stat.start_time)
+        return ThreadSched(target.guest, main, target.label)
+
     def _read(self, target: Target) -> Value:
         match target:
             case ThreadAffinity():

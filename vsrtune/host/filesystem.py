@@ -74,7 +74,7 @@ class HostRoot(Protocol):
 
     def sched_attr(self, tid: int) -> Sched:
         """``sched_getattr(2)`` of one thread. Raises OSError: ESRCH when the thread is gone,
-        EOPNOTSUPP when its class is not one of the model's (sched_ext)."""
+        EOPNOTSUPP when its class is not one of the model's."""
 
     def ethtool_statistics(self, device: str) -> dict[str, int]:
         """``ethtool -S``: a driver's statistics by name, empty when it has none. Raises OSError:

@@ -55,7 +55,7 @@ def sched_getattr(tid: int) -> Sched:
     The times are kept for DEADLINE only: from 6.12 on the kernel reports a fair
     thread's slice in the runtime field, which is no parameter of its class.
     Raises OSError: ESRCH when the thread is gone, EOPNOTSUPP for a class that the
-    model does not know (sched_ext).
+    model does not know.
     """
     attr = ctypes.create_string_buffer(_ATTR.size)
     _call(_GETATTR, "sched_getattr", tid, attr, ctypes.c_uint(_ATTR.size), ctypes.c_uint(0))

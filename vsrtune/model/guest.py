@@ -56,7 +56,8 @@ class Confidence(Enum):
 
 
 class SchedClass(Enum):
-    """Scheduling classes (sched(7)), with the kernel's policy numbers in POLICY_NUMBERS."""
+    """Scheduling classes (sched(7)), with the kernel's policy numbers in POLICY_NUMBERS. No policy
+    asks for IDLE or EXT (sched_ext), which every user may give to his threads."""
 
     OTHER = "other"
     FIFO = "fifo"
@@ -64,6 +65,7 @@ class SchedClass(Enum):
     BATCH = "batch"
     IDLE = "idle"
     DEADLINE = "deadline"
+    EXT = "ext"
 
 
 # Threads of these run before all of the ordinary classes (sched(7)).
@@ -76,6 +78,7 @@ POLICY_NUMBERS = {
     SchedClass.BATCH: 3,
     SchedClass.IDLE: 5,
     SchedClass.DEADLINE: 6,
+    SchedClass.EXT: 7,
 }
 
 

@@ -180,6 +180,66 @@ def test_a_class_that_its_owner_lowered_is_put_back(host: FakeKernel, journal: J
     assert host.visible() == before
 
 
+def test_a_class_does_not_outlive_its_program(
+    host: FakeKernel, journal: Journal, tmp_path: Path
+) -> None:
+    """The thread has another number after execve(2), and the same class."""
+    plan = make_plan(host)
+    apply(plan, host.ops(), journal)
+    (target,) = [
+        a.target for a in plan.actions
+        if isinstance(a.target, ThreadSched) and a.target.thread.tid == 1010
+    ]  # fmt: skip
+    main = replace(target, thread=key(host, 1000))
+    for priority in (10, 1):  # as it was given, and lowered
+        there, fold = host.clone(), Path(f"{tmp_path}/{priority}")
+        fold.write_bytes(journal.path.read_bytes())
+        there.ops().write(target, Sched(SchedClass.FIFO, priority, reset_on_fork=True))
+        there.execve(1010)
+        with Journal.open(fold, BOOT) as again:
+            result = undo(there.ops(), again)
+            assert target in result.vanished and result.failed == ()
+            assert again.entries() == ()
+        now = there.ops().read(main)
+        assert isinstance(now, Sched) and now.cls is SchedClass.OTHER
+
+
+def test_a_class_that_was_not_ours_stays(
+    host: FakeKernel, journal: Journal, tmp_path: Path
+) -> None:
+    """A vcpu that is unplugged ends too. What else the main thread has, is not its class."""
+    plan = make_plan(host)
+    apply(plan, host.ops(), journal)
+    main = ThreadSched("vr1", key(host, 1000), "emulator")
+    rows = (Sched(SchedClass.FIFO, 10), Sched(SchedClass.RR, 5, reset_on_fork=True), Sched(nice=-5))
+    for number, sched in enumerate(rows):
+        there, fold = host.clone(), Path(f"{tmp_path}/{number}")
+        fold.write_bytes(journal.path.read_bytes())
+        there.ops().write(main, sched)
+        there.end_thread(1010)
+        with Journal.open(fold, BOOT) as again:
+            undo(there.ops(), again)
+        assert there.ops().read(main) == sched
+
+
+def test_a_class_that_cannot_be_taken_is_remembered(host: FakeKernel, journal: Journal) -> None:
+    plan = make_plan(host)
+    apply(plan, host.ops(), journal)
+    host.execve(1010)
+
+    def refuse(what: str) -> None:
+        if what.startswith("sched 1000 "):
+            raise OSError(errno.EPERM, "not permitted")
+
+    host.ahead = refuse
+    failed = [a.target for a, _ in undo(host.ops(), journal).failed]
+    assert 1010 in [t.thread.tid for t in failed if isinstance(t, ThreadSched)]
+    host.ahead = lambda _what: None
+    assert undo(host.ops(), journal).failed == ()
+    assert journal.entries() == ()
+    assert host.state["threads"]["1000"]["sched"]["cls"] == "other"
+
+
 def busy_with_pins(host: FakeKernel) -> list[str]:
     """From now on libvirt takes no pins; every one that it is asked for is noted."""
     asked: list[str] = []

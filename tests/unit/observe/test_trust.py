@@ -19,7 +19,7 @@ from vsrtune.host.filesystem import FileStat
 from vsrtune.host.libvirt import DomainText
 from vsrtune.host.procfs import MOST_THREADS, PF_IO_WORKER, PF_USER_WORKER
 from vsrtune.host.recorded import Answers, RecordedRoot, load
-from vsrtune.model.guest import Guest, Role
+from vsrtune.model.guest import Guest, Role, Sched, SchedClass
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe import one_pass
 from vsrtune.observe.guests import FOREIGN, NOT_ASKED, NOT_LISTED
@@ -523,6 +523,14 @@ def test_only_the_kernels_threads_are_vhost_workers(tree: HostTree) -> None:
     guest = of(observer(tree, FakeVirt(domain("vr1"))).observe(), "vr1")
     assert [t.key.tid for t in guest.by_role(Role.VHOST)] == [51]
     assert {t.role for t in guest.threads if t.key.tid in (53, 54)} == {Role.WORKER}
+
+
+def test_a_class_that_every_user_may_choose_costs_no_guest(tree: HostTree) -> None:
+    """sched_ext's, of a thread beside the vcpus."""
+    tree.answers.sched["70"] = Sched(SchedClass.EXT)
+    guest = of(observer(tree, FakeVirt(domain("vr1")), "qemu:*").observe(), "qemu:pq1")
+    assert [str(t.sched) for t in guest.threads] == ["ext", "other"]
+    assert [t.key.tid for t in guest.by_role(Role.VCPU)] == [71]
 
 
 def test_no_more_workers_than_descriptors(tree: HostTree) -> None:

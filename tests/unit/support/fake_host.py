@@ -15,7 +15,7 @@ from vsrtune.model.guest import Guest, Role
 from vsrtune.model.plan import Action, Place
 from vsrtune.model.present import PresentValues
 from vsrtune.model.snapshot import Snapshot, SnapshotSlice
-from vsrtune.model.targets import CgroupDir, EmulatorPin, Pin, Target, Value, VcpuPin
+from vsrtune.model.targets import CgroupDir, EmulatorPin, Pin, Target, ThreadSched, Value, VcpuPin
 from vsrtune.plan.safety.projection import project_actions
 
 
@@ -73,6 +73,9 @@ class FakeHost:
         if now is None and not present.shows(target):
             raise VanishedError("no such thing", where=str(target))
         return 0 if now is None else now
+
+    def heir(self, target: ThreadSched) -> ThreadSched | None:
+        return None
 
     def write(self, target: Target, value: Value) -> None:
         self.read(target)

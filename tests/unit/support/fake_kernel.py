@@ -93,6 +93,16 @@ class FakeKernel:
     def end_thread(self, tid: int) -> None:
         del self.state["threads"][str(tid)]
 
+    def execve(self, tid: int) -> None:
+        """A thread runs another program: it is all that its process has left, has the number and
+        the start time of the main thread, and keeps class, mask and cgroup (de_thread)."""
+        threads = self.state["threads"]
+        pid = threads[str(tid)]["pid"]
+        main = threads[str(tid)] | {"start": threads[str(pid)]["start"], "comm": "spin"}
+        for other in [t for t, v in threads.items() if v["pid"] == pid]:
+            del threads[other]
+        threads[str(pid)] = main
+
     def end_guest(self, pid: int) -> None:
         """A guest dies: its threads and workers, its cgroups, its devices."""
         threads = self.state["threads"]
