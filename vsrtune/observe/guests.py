@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from xml.etree.ElementTree import Element
 
 from vsrtune.core.cpuset import CpuSet
@@ -17,6 +18,7 @@ from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.libvirt import DomainText
 from vsrtune.host.netdev import NetReader
 from vsrtune.host.procfs import (
+    MOST_THREADS,
     RawThread,
     read_kvm_vcpus,
     read_thread,
@@ -67,6 +69,10 @@ _QMP_RETRY_FIRST, _QMP_RETRY_LONGEST = 4.0, 60.0
 # Seconds for all monitors together in one pass; a later pass asks the others. So however many
 # monitors are silent, also after a restart, a pass goes on.
 MONITORS_SECONDS = 1.0
+
+# The most vcpus and workers of one guest that vsrtune tunes. A plan's time grows with their square,
+# and whoever runs a QEMU decides how many it has.
+MOST_DATA_PLANE = 1024
 
 NO_VCPUS = (
     "vcpu threads are not known: start QEMU with -name NAME,debug-threads=on, "
@@ -245,12 +251,16 @@ class GuestReader:
         )
 
     def _kernel_workers(self, threads: Sequence[RawThread]) -> list[RawThread]:
+        tids = (
+            (tid, owner.key.tid)
+            for owner in threads
+            for tid in self.processes.workers.get(owner.key.tid, ())
+        )
         found = []
-        for owner in threads:
-            for tid in self.processes.workers.get(owner.key.tid, ()):
-                worker = read_thread(self.root, tid, tid)
-                if worker is not None and worker_owner(worker.name) == owner.key.tid:
-                    found.append(worker)
+        for tid, owner in islice(tids, MOST_THREADS):
+            worker = read_thread(self.root, tid, tid)
+            if worker is not None and worker_owner(worker.name) == owner:
+                found.append(worker)
         return found
 
     def _roles(
@@ -423,6 +433,19 @@ def _beyond(
         problems.append(
             f"{len(workers)} threads call themselves vhost workers, for {most} vhost "
             f"descriptors: the youngest {len(workers) - most} are left alone"
+        )
+    # The vcpus first, by their age too: those that were tuned before stay.
+    plane = sorted(
+        (roles[t.key.tid][0] is Role.VHOST, age(t.key), t.key.tid)
+        for t in threads
+        if roles[t.key.tid][0] in (Role.VCPU, Role.VHOST)
+    )
+    left = [tid for _, _, tid in plane[MOST_DATA_PLANE:]]
+    roles.update(dict.fromkeys(left, (Role.WORKER, None)))
+    if left:
+        problems.append(
+            f"{len(plane)} vcpus and vhost workers, of which vsrtune tunes {MOST_DATA_PLANE}: the "
+            f"youngest {len(left)} are left alone; start it with fewer queues or vcpus"
         )
     return problems
 

@@ -21,8 +21,8 @@ from vsrtune.host.procfs import MOST_THREADS, PF_IO_WORKER, PF_USER_WORKER
 from vsrtune.host.recorded import Answers, RecordedRoot, load
 from vsrtune.model.guest import Guest, Role, Sched, SchedClass
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.observe import one_pass
-from vsrtune.observe.guests import FOREIGN, NOT_ASKED, NOT_LISTED
+from vsrtune.observe import guests, one_pass
+from vsrtune.observe.guests import FOREIGN, MOST_DATA_PLANE, NOT_ASKED, NOT_LISTED
 from vsrtune.observe.observer import Observer
 from vsrtune.observe.trust import PID_FILES
 from vsrtune.plan.planner import plan
@@ -540,6 +540,36 @@ def test_no_more_workers_than_descriptors(tree: HostTree) -> None:
     assert [t.key.tid for t in guest.by_role(Role.VHOST)] == [51]
     (problem,) = guest.problems
     assert problem.endswith("for 1 vhost descriptors: the youngest 1 are left alone")
+
+
+def hers(tree: HostTree, workers: int, *, by_kernel: bool = False) -> Guest:
+    """A user's guest with so many workers, of each of which it has the descriptor."""
+    tree.qemu(90, "-name", "hers,debug-threads=on", uid=NOBODY)
+    tree.thread(90, 91, "CPU 0/KVM", uid=NOBODY)
+    for tid in range(1000, 1000 + workers):
+        flags = 0x00200000 if by_kernel else 0
+        tree.thread(tid if by_kernel else 90, tid, "vhost-90", start=200 + tid, flags=flags)
+        tree.fd(90, tid, "/dev/vhost-net")
+    policy = parse(f"user: 65534\n{POLICY.format(guest='qemu:*')}", "p.yaml")
+    seen = Observer(tree.root(), FakeVirt(), qemu_filter=lambda: filter_of([policy])).observe()
+    return of(seen, "qemu:hers@65534")
+
+
+def test_a_user_decides_to_a_limit_how_many_threads_are_placed(tree: HostTree) -> None:
+    guest = hers(tree, 3000)
+    placed = [t.key.tid for t in guest.threads if t.role in (Role.VCPU, Role.VHOST)]
+    assert placed == [91, *range(1000, 1000 + MOST_DATA_PLANE - 1)]
+    assert guest.problems[0] == (
+        "3001 vcpus and vhost workers, of which vsrtune tunes 1024: the youngest 1977 are left "
+        "alone; start it with fewer queues or vcpus"
+    )
+
+
+def test_a_user_decides_to_a_limit_how_many_kernel_threads_are_read(
+    tree: HostTree, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(guests, "MOST_THREADS", 20)
+    assert len(hers(tree, 30, by_kernel=True).by_role(Role.VHOST)) == 20
 
 
 def test_no_more_vcpus_than_the_domain_has(tree: HostTree) -> None:
