@@ -172,7 +172,7 @@ class GuestReader:
             declared = [nic for nic in nics if nic.on_host]
             for nic in declared:
                 self.net.expect(nic.device)
-            descriptors = read_descriptors(self.root, self.net, process.pid)
+            descriptors = read_descriptors(self.root, self.net, process)
         except (FileNotFoundError, ProcessLookupError):
             return None
         if process.machine:
@@ -190,6 +190,8 @@ class GuestReader:
             most = domain_xml.parse_vcpus(tree)
         roles, problems = self._roles(process, raw, libvirt)
         problems += _beyond(raw, roles, most, descriptors)
+        if descriptors.others:
+            problems.append(_not_its_own(process, descriptors.others))
         if libvirt and domain is None:
             problems.append(FOREIGN if foreign else NOT_LISTED)
         found = backends(process, domain is not None, declared, descriptors)
@@ -448,6 +450,15 @@ def _beyond(
             f"youngest {len(left)} are left alone; start it with fewer queues or vcpus"
         )
     return problems
+
+
+def _not_its_own(process: QemuProcess, others: Sequence[str]) -> str:
+    names = ", ".join(others[:3]) + (", ..." if others[3:] else "")
+    hint = f" (ip tuntap add dev NAME mode tap user {process.uid})" if process.uid else ""
+    return (
+        f"{names}: this host's device of that name is not the one that it holds, and left alone; "
+        f"its own must be in this network namespace, a tap its user's{hint}"
+    )
 
 
 def _pin(domain: DomainText | None, role: Role, index: int | None) -> CpuSet | None:

@@ -4,19 +4,21 @@ and libvirt's XML."""
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from vsrtune.host.filesystem import HostRoot
-from vsrtune.host.netdev import NetReader
+from vsrtune.host.filesystem import HostRoot, text_of
+from vsrtune.host.netdev import Device, NetReader
 from vsrtune.host.procfs import RawThread, napi_device, parse_fdinfo_iff, read_links, read_thread
 from vsrtune.model.domain_xml import DomainNic
 from vsrtune.model.guest import Confidence, Interface, PassedDevice
 from vsrtune.model.host import NicThread
 from vsrtune.observe.passed_devices import passed_devices
 from vsrtune.observe.qemu_processes import QemuProcess
+from vsrtune.observe.trust import Standing
 
 MACVTAP_FD = re.compile(r"/dev/tap(\d+)", re.ASCII)
 TUN_FD = "/dev/net/tun"
@@ -41,22 +43,29 @@ class Backend:
 @dataclass(frozen=True, slots=True)
 class Descriptors:
     """The relevant open descriptors: ``taps`` maps numbers to devices, in number order; ``passed``
-    are the devices of VFIO's; the others count those of vhost."""
+    are the devices of VFIO's; ``others`` are devices of this host with a name or number of one that
+    it holds and that are not its own; the rest counts those of vhost."""
 
     taps: Mapping[int, str]
     vhost_net: int
     vhost_other: int
     passed: tuple[PassedDevice, ...] = ()
+    others: tuple[str, ...] = ()
 
     def queues(self, device: str) -> int:
         """Queues of ``device`` that this process holds open."""
         return sum(1 for name in self.taps.values() if name == device)
 
 
-def read_descriptors(root: HostRoot, net: NetReader, pid: int) -> Descriptors:
+def read_descriptors(root: HostRoot, net: NetReader, process: QemuProcess) -> Descriptors:
     """The open descriptors of a process. Raises OSError when it is gone, or access is denied."""
     taps: dict[int, str] = {}
+    pid = process.pid
     links = read_links(root, pid)
+    # libvirt's XML names the devices of its guests. Other processes may hold devices of any network
+    # namespace, which have names and numbers of this host's.
+    doubted = process.standing in (Standing.PLAIN, Standing.FOREIGN) and not process.machine
+    owners = _Owners(root, net, process) if doubted else None
     for number, link in links.items():
         device: str | None = None
         macvtap = MACVTAP_FD.fullmatch(link)
@@ -67,7 +76,7 @@ def read_descriptors(root: HostRoot, net: NetReader, pid: int) -> Descriptors:
                 device = parse_fdinfo_iff(root.read(f"/proc/{pid}/fdinfo/{number}"))
             except OSError:
                 continue
-        if device:
+        if device and (owners is None or owners.own(number, device, macvtap)):
             taps[number] = device
     kinds = list(links.values())
     return Descriptors(
@@ -75,7 +84,62 @@ def read_descriptors(root: HostRoot, net: NetReader, pid: int) -> Descriptors:
         kinds.count(VHOST_NET_FD),
         sum(kinds.count(k) for k in OTHER_VHOST_FDS),
         passed_devices(root, pid, links),
+        tuple(owners.others) if owners is not None else (),
     )
+
+
+class _Owners:
+    """Tells the devices of a process from those of this host that only have the same name or
+    number. What a recording does not hold speaks for the process. ``others`` are not its own."""
+
+    def __init__(self, root: HostRoot, net: NetReader, process: QemuProcess) -> None:
+        self._root = root
+        self._net = net
+        self._process = process
+        self._taps: dict[str, bool] = {}
+        self.others: dict[str, None] = {}
+
+    def own(self, number: int, name: str, macvtap: re.Match[str] | None) -> bool:
+        """Whether a descriptor of the process is that device of this host's."""
+        device = self._net.device(name)
+        if device is None:
+            return True  # gone, or nowhere here
+        if macvtap is not None:
+            own = self._is_node(number, f"tap{macvtap[1]}", device)
+        else:
+            if name not in self._taps:
+                self._taps[name] = self._is_tap(device)
+            own = self._taps[name]
+        if not own:
+            self.others[name] = None
+        return own
+
+    def _is_node(self, number: int, tap: str, device: Device) -> bool:
+        """devtmpfs has one /dev/tapN for all namespaces, and a mount namespace any file there."""
+        if tap not in device.names:
+            return False
+        told = text_of(self._root, f"{device.path}/{tap}/dev")
+        try:
+            node = self._root.stat(f"/proc/{self._process.pid}/fd/{number}").rdev
+        except OSError:
+            return False  # closed meanwhile
+        return told in (None, f"{os.major(node)}:{os.minor(node)}")
+
+    def _is_tap(self, device: Device) -> bool:
+        """A user may make a tap of any name in a namespace of his own. Of a process here, its owner
+        is the proof, which root sets."""
+        if not device.tun or self._elsewhere():
+            return False
+        uid = self._process.uid
+        return uid == 0 or text_of(self._root, f"{device.path}/owner") in (None, str(uid))
+
+    def _elsewhere(self) -> bool:
+        """Whether the process runs in another network namespace."""
+        try:
+            here = self._root.readlink("/proc/self/ns/net")
+            return self._root.readlink(f"/proc/{self._process.pid}/ns/net") != here
+        except OSError:
+            return False
 
 
 def backends(

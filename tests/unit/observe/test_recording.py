@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hosttree import HostTree
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import ObserveError, VsrtuneError
+from vsrtune.host.filesystem import FileStat
 from vsrtune.host.libvirt import DomainText
 from vsrtune.host.procfs import PF_KTHREAD
 from vsrtune.host.recorded import Answers, load
@@ -129,6 +131,28 @@ def test_a_recording_has_the_cpusets_and_the_books_of_the_host(
     assert [c.path for c in snapshot.host.cpusets] == ["machine.slice", "machine.slice/vr1.scope"]
     assert [c.populated for c in snapshot.host.cpusets] == [True, True]
     assert snapshot.host.deadline[0].fair_server == 52428
+
+
+def test_a_recording_tells_whose_devices_are(tree: HostTree, tmp_path: Path) -> None:
+    tree.device("tap5", 15, has="tun_flags").device("tap6", 16, has="tun_flags")
+    tree.device("macvtap1", 9, has="macvtap lower_p0").device("macvtap2", 10, has="macvtap")
+    for number in (9, 10):
+        tree.file(
+            f"/sys/devices/virtual/net/macvtap{number - 8}/tap{number}/dev", f"236:{number}\n"
+        )
+        tree.fd(70, number, f"/dev/tap{number}")
+        tree.stats[f"/proc/70/fd/{number}"] = FileStat(0, 0o020600, 5, 6, os.makedev(236, 9))
+    tree.fd(70, 11, "/dev/net/tun", "iff:\ttap5\n")
+    tree.qemu(80, "-name", "pq2").thread(80, 81, "CPU 0/KVM")
+    tree.fd(80, 11, "/dev/net/tun", "iff:\ttap6\n")
+    tree.link("/proc/self/ns/net", "net:[1]")
+    tree.link("/proc/70/ns/net", "net:[1]").link("/proc/80/ns/net", "net:[2]")
+    file = tmp_path / "recorded"
+    snapshot = recorder.record(file)
+    assert [[i.target for i in g.interfaces] for g in snapshot.guests] == [
+        ["macvtap0"], ["macvtap1", "tap5"], [],
+    ]  # fmt: skip
+    assert recorder.replay(file) == snapshot
 
 
 def test_a_recording_carries_what_the_module_tells(tree: HostTree, tmp_path: Path) -> None:

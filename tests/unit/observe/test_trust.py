@@ -607,6 +607,58 @@ def test_no_more_vcpus_than_smp(tree: HostTree, smp: tuple[str, ...], most: int)
     assert len(guest.by_role(Role.VCPU)) == most
 
 
+# -- devices
+
+
+def with_devices(tree: HostTree, uid: int) -> None:
+    """A plain QEMU that holds what has the names of a bridge, a tap and a macvtap of this host."""
+    tree.qemu(90, "-name", "hers,debug-threads=on", "-netdev", "tap,id=n,fd=12", uid=uid)
+    tree.thread(90, 91, "CPU 0/KVM", uid=uid)
+    for number, name in ((12, "br1"), (13, "vnet7"), (14, "vnet7")):
+        tree.fd(90, number, "/dev/net/tun", f"iff:\t{name}\n")
+    tree.fd(90, 15, "/dev/tap8").fd(90, 16, "/dev/tap4")
+    tree.device("br1", 20, has="bridge lower_p0").device("vnet7", 21, has="tun_flags")
+    tree.file("/sys/devices/virtual/net/vnet7/owner", "-1\n")
+    tree.file("/sys/devices/virtual/net/macvtap0/tap8/dev", "236:8\n")
+    tree.stats["/proc/90/fd/15"] = FileStat(0, 0o020600, 5, 6, os.makedev(236, 9))
+
+
+def devices_of_hers(tree: HostTree, uid: int) -> tuple[list[str], tuple[str, ...]]:
+    policy = parse(f"user: {uid}\n{POLICY.format(guest='qemu:hers')}", "p.yaml")
+    seen = Observer(tree.root(), FakeVirt(domain("vr1")), qemu_filter=lambda: filter_of([policy]))
+    (guest,) = [g for g in seen.observe().guests if g.pid == 90]
+    return [i.target for i in guest.interfaces], guest.problems
+
+
+def test_devices_of_another_namespace_are_not_those_of_their_name(tree: HostTree) -> None:
+    """Whoever has a namespace of his own chooses names and numbers there."""
+    with_devices(tree, NOBODY)
+    found, problems = devices_of_hers(tree, NOBODY)
+    assert found == []
+    assert (
+        "br1, vnet7, macvtap0, ...: this host's device of that name is not the one that it holds, "
+        "and left alone; its own must be in this network namespace, a tap its user's "
+        "(ip tuntap add dev NAME mode tap user 65534)"
+    ) in problems
+
+
+def test_a_user_has_his_own_devices(tree: HostTree) -> None:
+    with_devices(tree, NOBODY)
+    tree.file("/sys/devices/virtual/net/vnet7/owner", f"{NOBODY}\n")
+    tree.stats["/proc/90/fd/15"] = FileStat(0, 0o020600, 5, 6, os.makedev(236, 8))
+    assert devices_of_hers(tree, NOBODY)[0] == ["vnet7", "macvtap0"]
+
+
+@pytest.mark.parametrize(("namespace", "taps"), [(1, ["vnet7"]), (2, [])])
+def test_roots_qemu_in_another_network_namespace(
+    tree: HostTree, namespace: int, taps: list[str]
+) -> None:
+    """As ``ip netns exec`` starts it."""
+    with_devices(tree, 0)
+    tree.link("/proc/self/ns/net", "net:[1]").link("/proc/90/ns/net", f"net:[{namespace}]")
+    assert devices_of_hers(tree, 0)[0] == taps
+
+
 # -- the cost of a look
 
 

@@ -83,6 +83,8 @@ class HostTree:
         self.file(f"/sys/class/net/{name}/ifindex", f"{ifindex}\n")
         for entry in [*has.split(), *(["device"] if pci else [])]:
             self.file(f"{base}/{entry}", "")
+            if entry in ("macvtap", "napi_macvtap"):
+                self.link(f"{base}/tap{ifindex}", f"macvtap/tap{ifindex}")
         return self
 
     def napi_macvtap(
