@@ -10,8 +10,8 @@ import json
 import os
 import re
 import time
-from collections.abc import Collection, Iterator
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
 
 from vsrtune.attach.plan.model import GuestNics
 from vsrtune.core.errors import VanishedError, WriteError
@@ -24,16 +24,28 @@ from vsrtune.observe.trust import Judge
 
 # A guest acknowledges an unplug within a second; a guest that boots may take longer.
 RELEASE_SECONDS = 30.0
+# libvirt itself gives up after 30 s when another request for the guest is under way, and waits
+# without end for a QEMU that does not answer.
+GUEST_SECONDS = 40.0
+# A guest whose memory is huge takes minutes to start.
+START_SECONDS = 600.0
 _PAUSE = 0.05
 _NET_ALIAS = re.compile(r"net\d+")
 # A back end that libvirt made, in the human monitor's `info network`.
 _BACK_END = re.compile(r"\bhost(net\d+): index=")
+
+T = TypeVar("T")
 
 
 class AwayError(WriteError):
     """libvirt does not answer: it is unknown whether it carried out the request."""
 
     exit_code = ExitCode.UNREAD
+
+
+class SilentError(WriteError):
+    """libvirt answers, but waits for a guest's QEMU: it is unknown whether the request will be
+    carried out."""
 
 
 class RefusedError(WriteError):
@@ -50,24 +62,30 @@ _ALL_OF_IT = (
 class LiveDomains:
     """One connection to libvirt, opened at first need and again after it broke. Methods raise
     VanishedError when the domain does not run (any more), AwayError when libvirt does not answer,
-    and WriteError for any other refusal by libvirt."""
+    SilentError when it answers and does not come to an end with a guest, and WriteError for any
+    other refusal by libvirt."""
 
     def __init__(self, uri: str) -> None:
         self._kept = Connection(uri, AwayError)
+        self._seconds = GUEST_SECONDS
 
     def nics(self, uuid: str) -> tuple[DomainNic, ...]:
         """The interfaces that the running domain has now."""
-        with self._domain(uuid, runs=True) as domain:
+
+        def read(domain: Any) -> tuple[DomainNic, ...]:
             if not domain.isActive():
                 raise VanishedError("the guest does not run", where=f"domain {uuid}")
             return nics(domain.XMLDesc(0))
 
+        return self._ask(uuid, read, runs=True)
+
     def guests(self) -> tuple[GuestNics, ...]:
         """Every libvirt guest."""
         libvirt = library()
-        found = []
-        with self._translated(self._kept.uri):
-            for domain in self._kept.open().listAllDomains(0):
+
+        def read(connection: Any) -> tuple[GuestNics, ...]:
+            found = []
+            for domain in connection.listAllDomains(0):
                 try:
                     live = nics(domain.XMLDesc(0)) if domain.isActive() else None
                     kept = libvirt.VIR_DOMAIN_XML_INACTIVE
@@ -77,7 +95,9 @@ class LiveDomains:
                 except libvirt.libvirtError as error:
                     if error.get_error_code() != libvirt.VIR_ERR_NO_DOMAIN:
                         raise
-        return tuple(found)
+            return tuple(found)
+
+        return self._call(read, self._kept.uri)
 
     def _saved(self, domain: Any) -> tuple[DomainNic, ...] | None:
         """The interfaces of a domain whose memory libvirt keeps, None when it keeps none."""
@@ -97,10 +117,13 @@ class LiveDomains:
         """The persistent definition, secrets included. Raises VanishedError without one."""
         libvirt = library()
         flags = libvirt.VIR_DOMAIN_XML_INACTIVE | libvirt.VIR_DOMAIN_XML_SECURE
-        with self._domain(uuid) as domain:
+
+        def read(domain: Any) -> str:
             if not domain.isPersistent():
                 raise VanishedError("the guest has no persistent definition", where=uuid)
             return str(domain.XMLDesc(flags))
+
+        return self._ask(uuid, read)
 
     def start_ended(self, uuid: str) -> bool:
         """Start the guest if libvirt itself has ended it. Returns whether it had. A libvirtd that
@@ -108,23 +131,26 @@ class LiveDomains:
         example when libvirtd died right after QEMU had removed a device."""
         libvirt = library()
         ended = [libvirt.VIR_DOMAIN_SHUTOFF, libvirt.VIR_DOMAIN_SHUTOFF_DAEMON]
-        with self._domain(uuid) as domain:
+
+        def start(domain: Any) -> bool:
             found = list(domain.state()) == ended
             if found:
                 domain.create()
-        return found
+            return found
+
+        return self._ask(uuid, start, seconds=START_SECONDS)
 
     def define(self, xml: str, where: str) -> None:
         """Replace the persistent definition of the guest that the XML names, or define a new
         one."""
-        with self._translated(where):
-            self._kept.open().defineXML(xml)
+        self._call(lambda connection: connection.defineXML(xml), where)
 
     def request_unplug(self, uuid: str, found: DomainNic) -> None:
         """Ask the guest to release the interface. It is no error if the guest was asked already,
         or has released it."""
         libvirt = library()
-        with self._domain(uuid, f"domain {uuid} interface {found.mac}", runs=True) as domain:
+
+        def request(domain: Any) -> None:
             try:
                 domain.detachDeviceFlags(found.xml, libvirt.VIR_DOMAIN_AFFECT_LIVE)
             except libvirt.libvirtError as error:
@@ -132,6 +158,8 @@ class LiveDomains:
                     return
                 if "unplug" not in str(error) and "not found" not in str(error):
                     raise
+
+        self._ask(uuid, request, f"domain {uuid} interface {found.mac}", runs=True)
 
     def plug(self, uuid: str, xml: str, mac: str) -> None:
         """Give a running guest an interface. If libvirt refuses, clear the remains that a killed
@@ -142,8 +170,7 @@ class LiveDomains:
         except RefusedError as error:
             orphans = self.drop_orphans(uuid)
             known = {nic.device for guest in self.guests() for nic in guest.live or ()}
-            with self._domain(uuid, where, runs=True) as domain:
-                number = domain.ID()
+            number = self._ask(uuid, lambda domain: int(domain.ID()), where, runs=True)
             try:
                 macvtaps = drop_macvtaps(mac, known, number)
             except OSError as failed:
@@ -153,8 +180,8 @@ class LiveDomains:
             self._attach(uuid, xml, where)
 
     def _attach(self, uuid: str, xml: str, where: str) -> None:
-        with self._domain(uuid, where, runs=True) as domain:
-            domain.attachDeviceFlags(xml, library().VIR_DOMAIN_AFFECT_LIVE)
+        live = library().VIR_DOMAIN_AFFECT_LIVE
+        self._ask(uuid, lambda domain: domain.attachDeviceFlags(xml, live), where, runs=True)
 
     def drop_orphans(self, uuid: str) -> tuple[str, ...]:
         """Remove interfaces that QEMU has and libvirt does not know because libvirtd died while
@@ -194,13 +221,17 @@ class LiveDomains:
         device to remove may be gone."""
         qemu = importlib.import_module("libvirt_qemu")
         text = json.dumps({"execute": command, "arguments": arguments})
-        with self._domain(uuid, f"domain {uuid}: {command}", runs=True) as domain:
-            return json.loads(qemu.qemuMonitorCommand(domain, text, 0)).get("return")
+        where = f"domain {uuid}: {command}"
+        told = self._ask(
+            uuid, lambda domain: qemu.qemuMonitorCommand(domain, text, 0), where, runs=True
+        )
+        return json.loads(told).get("return")
 
     def start_guest(self, uuid: str) -> None:
         """Start the guest, unless it runs; returns when it runs. Raises WriteError when it ended at
         once."""
-        with self._domain(uuid) as domain:
+
+        def start(domain: Any) -> None:
             if not domain.isActive():
                 domain.create()
             if not domain.isActive():
@@ -209,51 +240,85 @@ class LiveDomains:
                     hint=f"see: /var/log/libvirt/qemu/{domain.name()}.log",
                 )  # fmt: skip
 
+        self._ask(uuid, start, seconds=START_SECONDS)
+
     def stop_guest(self, uuid: str) -> None:
         """End the guest at once, if it is there and runs."""
-        with contextlib.suppress(VanishedError), self._domain(uuid) as domain:
+
+        def stop(domain: Any) -> None:
             if domain.isActive():
                 domain.destroy()
+
+        with contextlib.suppress(VanishedError):
+            self._ask(uuid, stop)
 
     def undefine_guest(self, uuid: str) -> None:
         """Remove the guest's definition, if there is one; the guest does not run."""
         libvirt = library()
         flags = sum(getattr(libvirt, name) for name in _ALL_OF_IT)
-        with contextlib.suppress(VanishedError), self._domain(uuid) as domain:
+
+        def undefine(domain: Any) -> None:
             if domain.isPersistent():
                 domain.undefineFlags(flags)
 
+        with contextlib.suppress(VanishedError):
+            self._ask(uuid, undefine)
+
     def saved(self, uuid: str) -> bool:
         """Whether libvirt keeps the memory of the guest, which does not run."""
-        with self._domain(uuid) as domain:
-            return bool(domain.hasManagedSaveImage())
+        return self._ask(uuid, lambda domain: bool(domain.hasManagedSaveImage()))
 
     def close(self) -> None:
         """Close the connection."""
         self._kept.close()
 
-    @contextlib.contextmanager
-    def _domain(self, uuid: str, where: str = "", *, runs: bool = False) -> Iterator[Any]:
-        """The domain. ``runs``: the block works on running domains only."""
-        with self._translated(where or f"domain {uuid}"):
-            domain = self._kept.open().lookupByUUIDString(uuid)
-        with self._translated(where or f"domain {uuid}", domain if runs else None):
-            yield domain
+    def _ask(
+        self,
+        uuid: str,
+        request: Callable[[Any], T],
+        where: str = "",
+        *,
+        runs: bool = False,
+        seconds: float | None = None,
+    ) -> T:
+        """The result of a request to libvirt about the domain. ``runs``: it works on running
+        domains only."""
+        libvirt, where = library(), where or f"domain {uuid}"
 
-    @contextlib.contextmanager
-    def _translated(self, where: str, domain: Any = None) -> Iterator[None]:
-        """Turn an error of libvirt into ours. ``domain`` as for ``vanished``."""
+        def ask(connection: Any) -> T:
+            domain = None
+            try:
+                domain = connection.lookupByUUIDString(uuid)
+                return request(domain)
+            except libvirt.libvirtError as error:
+                if not vanished(error, domain if runs else None):
+                    raise
+                text = error.get_error_message()
+                raise VanishedError(
+                    f"the guest is gone or does not run: {text}", where=where
+                ) from error
+
+        return self._call(ask, where, seconds)
+
+    def _call(self, request: Callable[[Any], T], where: str, seconds: float | None = None) -> T:
+        """The result of a request on the connection. Turns an error of libvirt into ours."""
+        seconds = seconds or self._seconds
+        # A libvirt that is silent itself is noticed before it is asked for anything.
+        self._kept.open()
         try:
-            yield
+            return self._kept.call(request, seconds)
+        except TimeoutError as error:
+            self._kept.open()
+            raise SilentError(
+                f"libvirt answers, but has not done this in {seconds:g} s: QEMU is silent",
+                where=where,
+                hint="see: virsh domjobinfo DOMAIN; virsh destroy ends a guest whose QEMU hangs",
+            ) from error
         except library().libvirtError as error:
             text = error.get_error_message()
             if not self._kept.alive():
                 self.close()
                 raise self._kept.away(text, "libvirt went away", where) from error
-            if vanished(error, domain):
-                raise VanishedError(
-                    f"the guest is gone or does not run: {text}", where=where
-                ) from error
             hint = "see: journalctl -u libvirtd -u virtqemud"
             raise RefusedError(f"libvirt refused: {text}", where=where, hint=hint) from error
 

@@ -147,8 +147,10 @@ class Patience:
         """Whether the last question is still unanswered."""
         return self._waiting is not None and self._waiting.is_alive()
 
-    def ask(self, question: Callable[[], T]) -> T:
-        """The answer. Raises the exception of the question, or TimeoutError without an answer."""
+    def ask(self, question: Callable[[], T], seconds: float | None = None) -> T:
+        """The answer, for which ``seconds`` replace the usual time. Raises the exception of the
+        question, or TimeoutError without an answer."""
+        seconds = self._seconds if seconds is None else seconds
         if self.silent:
             raise TimeoutError("an earlier question was not answered yet")
         answers: list[T] = []
@@ -162,9 +164,9 @@ class Patience:
 
         self._waiting = threading.Thread(target=run, name="question", daemon=True)
         self._waiting.start()
-        self._waiting.join(self._seconds)
+        self._waiting.join(seconds)
         if self.silent:
-            raise TimeoutError(f"no answer in {self._seconds:g} s")
+            raise TimeoutError(f"no answer in {seconds:g} s")
         self._waiting = None
         if errors:
             raise errors[0]
@@ -195,6 +197,18 @@ class Connection(Closing):
         except TimeoutError as error:
             # The pending question keeps the connection.
             raise self.away(error) from error
+
+    def call(self, request: Callable[[Any], T], seconds: float) -> T:
+        """The result of a request that may take ``seconds``, because a guest has its part in it.
+        Raises libvirtError, and TimeoutError when the request takes longer; it is then left to
+        itself, and what follows goes over another connection."""
+        try:
+            return self._patience.ask(lambda: request(self._reached()), seconds)
+        except TimeoutError:
+            # A guest that is silent says nothing about libvirt. The pending request keeps its
+            # connection, which is closed with its end.
+            self._connection, self._patience = None, Patience()
+            raise
 
     def open(self) -> Any:
         """The connection, on which libvirt has just answered: a silent libvirt does not keep the

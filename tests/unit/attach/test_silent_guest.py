@@ -1,0 +1,141 @@
+"""A guest's QEMU that does not answer."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from vsrtune.attach import libvirt_hotplug
+from vsrtune.attach.libvirt_hotplug import AwayError, LiveDomains, RefusedError, SilentError
+from vsrtune.host import libvirt as host_libvirt
+from vsrtune.host.libvirt import Patience
+from vsrtune.model.domain_xml import nic
+
+MAC = "02:00:00:00:0a:00"
+
+
+class FakeError(Exception):
+    def get_error_code(self) -> int:
+        return 1
+
+    def get_error_message(self) -> str:
+        return str(self)
+
+
+class FakeLibvirt(ModuleType):
+    """libvirt with guests by their UUIDs."""
+
+    libvirtError = FakeError
+    VIR_DOMAIN_AFFECT_LIVE = 1
+    VIR_ERR_NO_DOMAIN = 42
+    VIR_ERR_OPERATION_INVALID = 55
+    VIR_ERR_DEVICE_MISSING = 99
+
+    def __init__(self) -> None:
+        super().__init__("libvirt")
+        # Not set while libvirt, or the QEMU of a guest "silent", does not answer.
+        self.awake, self.answers = threading.Event(), threading.Event()
+        self.awake.set()
+        self.asked: list[tuple[str, int]] = []
+        self.opened = 0
+
+    def registerErrorHandler(self, _handler: Any, _context: Any) -> None:
+        pass
+
+    def open(self, _uri: str) -> FakeConnection:
+        self.opened += 1
+        return FakeConnection(self, self.opened)
+
+
+class FakeConnection:
+    def __init__(self, libvirt: FakeLibvirt, number: int) -> None:
+        self.libvirt, self.number = libvirt, number
+
+    def isAlive(self) -> int:
+        return 1
+
+    def close(self) -> None:
+        pass
+
+    def getLibVersion(self) -> int:
+        self.libvirt.awake.wait()
+        return 1
+
+    def lookupByUUIDString(self, uuid: str) -> FakeDomain:
+        return FakeDomain(self, uuid)
+
+
+class FakeDomain:
+    def __init__(self, connection: FakeConnection, uuid: str) -> None:
+        self.connection, self.uuid = connection, uuid
+
+    def detachDeviceFlags(self, _xml: str, _flags: int) -> int:
+        libvirt = self.connection.libvirt
+        if self.uuid == "silent":
+            libvirt.answers.wait()
+        libvirt.asked.append((self.uuid, self.connection.number))
+        return 0
+
+
+@pytest.fixture
+def libvirt(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeLibvirt]:
+    fake = FakeLibvirt()
+    monkeypatch.setitem(sys.modules, "libvirt", fake)
+    monkeypatch.setattr(libvirt_hotplug, "GUEST_SECONDS", 0.05)
+    yield fake
+    fake.answers.set()
+    fake.awake.set()
+
+
+CARD = nic(f"<interface type='direct'><mac address='{MAC}'/></interface>")
+
+
+def test_a_silent_guest_is_told_and_keeps_no_other_waiting(libvirt: FakeLibvirt) -> None:
+    """Its request goes on alone, with the connection that it is made on."""
+    live = LiveDomains("fake")
+    with pytest.raises(SilentError, match="QEMU is silent"):
+        live.request_unplug("silent", CARD)
+    live.request_unplug("well", CARD)
+    assert libvirt.asked == [("well", 2)]
+    libvirt.answers.set()
+    live.request_unplug("silent", CARD)
+    live.request_unplug("well", CARD)
+    assert set(libvirt.asked) == {("silent", 1), ("silent", 2), ("well", 2)}
+    assert libvirt.opened == 2
+
+
+def test_a_libvirt_that_falls_silent_meanwhile_is_away(
+    libvirt: FakeLibvirt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No guest is to blame for it."""
+    live = LiveDomains("fake")
+    made = [Patience(), Patience(0.05)]
+    live._kept._patience = made.pop(0)
+    monkeypatch.setattr(host_libvirt, "Patience", lambda: made.pop(0))
+    silent = FakeDomain.detachDeviceFlags
+
+    def stopped(self: FakeDomain, xml: str, flags: int) -> int:
+        libvirt.awake.clear()
+        return silent(self, xml, flags)
+
+    monkeypatch.setattr(FakeDomain, "detachDeviceFlags", stopped)
+    for _ in range(2):
+        with pytest.raises(AwayError, match="does not answer"):
+            live.request_unplug("silent", CARD)
+
+
+def test_what_is_refused_is_no_silence(
+    libvirt: FakeLibvirt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(_domain: FakeDomain, _xml: str, _flags: int) -> int:
+        raise FakeError("cannot acquire state change lock")
+
+    monkeypatch.setattr(FakeDomain, "detachDeviceFlags", refuse)
+    with pytest.raises(RefusedError, match="state change lock"):
+        LiveDomains("fake").request_unplug("well", CARD)
+    assert libvirt.opened == 1
