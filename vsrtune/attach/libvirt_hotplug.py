@@ -10,7 +10,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, TypeVar
 
 from vsrtune.attach.plan.model import GuestNics
@@ -187,8 +187,8 @@ class LiveDomains:
         """Remove interfaces that QEMU has and libvirt does not know because libvirtd died while
         it plugged them in, including back ends without a device (which hold a macvtap open).
         Returns their names when they are gone."""
-        known = {nic.alias for nic in self.nics(uuid)}
-        orphans = [name for name in self._plugged(uuid) if name not in known]
+        self.nics(uuid)  # a guest that does not run has no QEMU to ask
+        orphans = self._unknown(uuid, self._plugged(uuid))
         for name in orphans:
             self._monitor(uuid, "device_del", {"id": name})
         end = time.monotonic() + RELEASE_SECONDS
@@ -203,10 +203,18 @@ class LiveDomains:
         # QMP itself has no list of back ends.
         command = {"command-line": "info network"}
         told = self._monitor(uuid, "human-monitor-command", command)
-        lone = sorted(set(_BACK_END.findall(told if isinstance(told, str) else "")) - known)
+        found = sorted(set(_BACK_END.findall(told if isinstance(told, str) else "")))
+        lone = self._unknown(uuid, found)
         for name in lone:
             self._monitor(uuid, "netdev_del", {"id": f"host{name}"})
         return tuple(sorted({*orphans, *lone}))
+
+    def _unknown(self, uuid: str, names: Sequence[str]) -> list[str]:
+        """Those of the ``names`` that QEMU has told which libvirt does not know. QEMU tells when
+        libvirt has no other job on the guest, so one that an operator was plugging in is known by
+        now, and was not before QEMU was asked."""
+        known = {nic.alias for nic in self.nics(uuid)}
+        return [name for name in names if name not in known]
 
     def _plugged(self, uuid: str) -> list[str]:
         """The network devices that QEMU itself lists (their ids are libvirt's aliases)."""

@@ -1,4 +1,4 @@
-"""A guest's QEMU that does not answer."""
+"""A guest's QEMU that does not answer, and an operator who plugs an interface in meanwhile."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from vsrtune.attach import libvirt_hotplug
 from vsrtune.attach.libvirt_hotplug import AwayError, LiveDomains, RefusedError, SilentError
 from vsrtune.host import libvirt as host_libvirt
 from vsrtune.host.libvirt import Patience
-from vsrtune.model.domain_xml import nic
+from vsrtune.model.domain_xml import DomainNic, nic
 
 MAC = "02:00:00:00:0a:00"
 
@@ -127,6 +127,53 @@ def test_a_libvirt_that_falls_silent_meanwhile_is_away(
     for _ in range(2):
         with pytest.raises(AwayError, match="does not answer"):
             live.request_unplug("silent", CARD)
+
+
+class Busy(LiveDomains):
+    """QEMU has an interface and a back end that libvirt knows once its own request is done, which
+    the next command waits for."""
+
+    def __init__(self) -> None:
+        super().__init__("fake")
+        self.known: list[DomainNic] = []
+        self.sent: list[str] = []
+        self.plugging: str = ""
+
+    def nics(self, uuid: str) -> tuple[DomainNic, ...]:
+        return tuple(self.known)
+
+    def _monitor(self, uuid: str, command: str, arguments: dict[str, str]) -> Any:
+        self.sent.append(command)
+        if command == self.plugging:
+            alias = "<alias name='net5'/>"
+            text = f"<interface type='direct'><mac address='{MAC}'/>{alias}</interface>"
+            self.known.append(nic(text))
+        if not self.known:
+            return None
+        return [{"name": "net5"}] if command == "qom-list" else "hostnet5: index=0,type=tap"
+
+
+@pytest.mark.parametrize("plugging", ["qom-list", "human-monitor-command"])
+def test_an_interface_that_is_just_plugged_in_is_no_orphan(plugging: str) -> None:
+    live = Busy()
+    live.plugging = plugging
+    assert live.drop_orphans("uuid") == ()
+    assert not {"device_del", "netdev_del"} & set(live.sent)
+
+
+def test_an_interface_that_nobody_knows_is_one() -> None:
+    live = Busy()
+    there = ["net5"]
+
+    def monitor(_uuid: str, command: str, arguments: dict[str, str]) -> Any:
+        live.sent.append(command)
+        if command == "device_del":
+            there.remove(arguments["id"])
+        return [{"name": n} for n in there] if command == "qom-list" else "hostnet5: index=0"
+
+    live._monitor = monitor  # type: ignore[method-assign]
+    assert live.drop_orphans("uuid") == ("net5",)
+    assert live.sent[-1] == "netdev_del"
 
 
 def test_what_is_refused_is_no_silence(
