@@ -11,7 +11,7 @@ A signal that would end the process is held until the steps that began are taken
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -20,7 +20,7 @@ from vsrtune.attach.devices import Devices
 from vsrtune.attach.errors import SwitchError, translated
 from vsrtune.attach.host import LiveHost
 from vsrtune.attach.ledger import CLONE, ENDED, GROUP, ORIGIN, STEP, AttachLedger
-from vsrtune.attach.libvirt_hotplug import RELEASE_SECONDS, AwayError, RefusedError
+from vsrtune.attach.libvirt_hotplug import RELEASE_SECONDS, AwayError, RefusedError, SilentError
 from vsrtune.attach.overlays import OutOfReachError
 from vsrtune.attach.plan.clone_model import Clone, CloneFiles, CloneRun
 from vsrtune.attach.plan.model import Switch
@@ -34,7 +34,7 @@ from vsrtune.attach.plan.steps import (
     Step,
     inverse,
 )
-from vsrtune.attach.signals import held
+from vsrtune.attach.signals import Interrupted, held
 from vsrtune.attach.sweep import Sweep, Swept
 from vsrtune.core.codec import decode, encode
 from vsrtune.core.errors import VanishedError, VsrtuneError, WriteError
@@ -64,7 +64,9 @@ def opened(host: LiveHost, ledger: Path) -> Iterator[Switcher]:
 
 class Switcher:
     """Carries out switches on a host with an open ledger. ``patience`` is how long libvirt may be
-    away, in seconds."""
+    away, in seconds, ``tries`` how often a switch is taken back until that succeeds. ``check``
+    is called before each step and at every wait of a switch: what it raises has the switch taken
+    back."""
 
     def __init__(
         self,
@@ -72,8 +74,13 @@ class Switcher:
         ledger: AttachLedger,
         boot: str,
         patience: float = _AWAY_SECONDS,
+        *,
+        tries: int = _TRIES,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._patience = patience
+        self._tries = tries
+        self._asked = check
         self._host = host
         self._devices = Devices(host)
         self._clones = Clones(host)
@@ -105,8 +112,13 @@ class Switcher:
         SwitchError."""
         self._no_remains(switch)
         with held() as signals:
+
+            def check() -> None:
+                self._asked()
+                signals.check()
+
             try:
-                self._check = signals.check
+                self._check = check
                 try:
                     self._all(switch)
                 finally:
@@ -114,7 +126,7 @@ class Switcher:
             except VsrtuneError as error:
                 left = self.recover()
                 started = self._start_ended(switch, left)
-                ask = bool(signals.signal)
+                ask = bool(signals.signal) or isinstance(error, Interrupted)
                 raise SwitchError(error, left, started, interrupted=ask) from error
             except KeyboardInterrupt:
                 self.recover()
@@ -176,13 +188,13 @@ class Switcher:
         be taken back. May be called at any time."""
         failures: list[VsrtuneError] = []
         taken: set[int] = set()
-        for attempt in range(_TRIES):
+        for attempt in range(self._tries):
             if attempt:
                 # libvirt may still be plugging an interface in for a caller that died.
                 self._host.sleep(_TRY_PAUSE)
             failures = self._take_back_all(taken)
-            # Waiting does not help a process without access.
-            if all(isinstance(error, OutOfReachError) for error in failures):
+            # Waiting helps neither a process without access nor a QEMU that was waited for.
+            if all(isinstance(error, OutOfReachError | SilentError) for error in failures):
                 break
         if not failures:
             failures += self.sweep().failed
@@ -261,9 +273,11 @@ class Switcher:
         back = inverse(step)
         match back:
             case Plug(on=True):
-                self._each(back.cards, lambda card: self._replug(card, this_boot))
+                self._replug(back.cards, this_boot)
             case Plug():
-                self._each(back.cards, lambda card: self._take_out(card, this_boot))
+                cards = tuple(c for c in back.cards if self._stands(c, this_boot))
+                if failed := self._let_go(cards):
+                    raise next(iter(failed.values()))
             case Define():
                 self._unless_vanished(lambda: undefine(self._host, back))
             case CloneRun(on=True):
@@ -299,35 +313,50 @@ class Switcher:
         except VanishedError:
             return
 
-    def _take_out(self, card: Card, this_boot: bool) -> None:
-        """Unplug the interface, unless the one of that MAC stands elsewhere. A guest that has
-        started since may have got it from its definition, which has been taken back by now; it
-        keeps the interface if the definition still has it."""
-        wanted, present = nic(card.xml), self._nic(card)
-        if present is None or not _same_place(wanted, present):
-            return
-        defined = () if this_boot else nics(self._host.definition(card.uuid))
-        if not any(_same_place(wanted, n) for n in defined):
-            self._unplug((card,))
+    def _stands(self, card: Card, this_boot: bool) -> bool:
+        """Whether the interface is to be unplugged: the one of that MAC stands where a step put it.
+        A guest that has started since may have got it from its definition, which has been taken
+        back by now; it keeps the interface if the definition still has it."""
+        try:
+            present = self._patiently(lambda: self._nic(card))
+            wanted = nic(card.xml)
+            if present is None or not _same_place(wanted, present):
+                return False
+            defined = () if this_boot else nics(self._host.definition(card.uuid))
+            return not any(_same_place(wanted, n) for n in defined)
+        except VanishedError:
+            return False
 
-    def _replug(self, card: Card, this_boot: bool) -> None:
-        """Give the guest its interface back. A present interface may be about to go, because its
-        unplug was requested. It is therefore unplugged first, unless the guest does not release
-        it."""
-        present = self._nic(card)
-        if present is not None:
-            same = not differences(card.xml, present.xml)
-            if same and not this_boot:
-                return
-            try:
-                self._unplug((card,))
-            except AwayError:
-                raise
-            except WriteError:
-                present = self._nic(card)
-                if present is None or differences(card.xml, present.xml):
-                    raise
-        self._plug(card)
+    def _replug(self, cards: tuple[Card, ...], this_boot: bool) -> None:
+        """Give the guests their interfaces back. A present interface may be about to go, because
+        its unplug was requested. It is therefore unplugged first, unless the guest does not
+        release it."""
+        if not this_boot:
+            cards = tuple(card for card in cards if not self._is_back(card))
+        failed = self._let_go(cards)
+
+        def give(card: Card) -> None:
+            if card in failed and not self._is_back(card):
+                raise failed[card]
+            self._plug(card)
+
+        self._each(cards, give)
+
+    def _is_back(self, card: Card) -> bool:
+        """Whether the guest has the interface as it should be."""
+        try:
+            present = self._patiently(lambda: self._nic(card))
+        except VanishedError:
+            return False
+        return present is not None and not differences(card.xml, present.xml)
+
+    def _let_go(self, cards: tuple[Card, ...]) -> dict[Card, VsrtuneError]:
+        """Unplug the interfaces that are there, all at the same time. Returns the errors of those
+        that stay: a guest that does not give way stops no other. Raises AwayError."""
+        requests: dict[Card, float] = {}
+        failed: dict[Card, VsrtuneError] = {}
+        self._patiently(lambda: self._release(cards, requests, failed))
+        return {c: error for c, error in failed.items() if not isinstance(error, VanishedError)}
 
     def _plug(self, card: Card) -> None:
         present = self._nic(card)
@@ -365,31 +394,50 @@ class Switcher:
             if present is not None and (other := differences(card.xml, present.xml)):
                 raise RefusedError(_changed(other), where=card.where, hint=_ANEW)
 
-    def _release(self, cards: tuple[Card, ...], requests: dict[Card, float]) -> None:
-        end = self._host.clock() + RELEASE_SECONDS
+    def _release(
+        self,
+        cards: tuple[Card, ...],
+        requests: dict[Card, float],
+        failed: dict[Card, VsrtuneError] | None = None,
+    ) -> None:
+        """With ``failed``, interfaces that fail are noted there, and the others go on."""
+        # Each guest has its time from its own first request on: libvirt may keep another one's
+        # waiting.
+        ends: dict[Card, float] = {}
         requests.update(dict.fromkeys(requests, float("-inf")))
         while True:
-            uuids = {card.uuid for card in cards}
-            present = {(uuid, n.mac): n for uuid in uuids for n in self._host.nics(uuid)}
-            left = [card for card in cards if (card.uuid, card.mac) in present]
+            waiting = [card for card in cards if card not in (failed or ())]
+            present: dict[tuple[str, str], DomainNic] = {}
+            for uuid in {card.uuid for card in waiting}:
+                with _noted(failed, [card for card in waiting if card.uuid == uuid]):
+                    present |= {(uuid, n.mac): n for n in self._host.nics(uuid)}
+            left = [card for card in waiting if (card.uuid, card.mac) in present]
             if not left:
                 return
-            now = self._host.clock()
-            if now > end:
-                raise WriteError(
-                    f"the guest did not release the interface in {RELEASE_SECONDS:g} s",
-                    where=left[0].where,
-                    hint="its kernel must support PCI hotplug",
-                )
-            for card in left:
-                if now - requests.get(card, float("-inf")) >= _ASK_AGAIN:
-                    try:
-                        self._host.request_unplug(card.uuid, present[card.uuid, card.mac])
-                    except AwayError:
-                        requests[card] = now  # libvirt may have passed it on
-                        raise
-                    requests[card] = now
+            for card in (c for c in left if c not in (failed or ())):
+                with _noted(failed, [card], [c for c in left if c.uuid == card.uuid]):
+                    self._request(card, present[card.uuid, card.mac], requests, ends)
             self._sleep(_UNPLUG_PAUSE)
+
+    def _request(
+        self, card: Card, found: DomainNic, requests: dict[Card, float], ends: dict[Card, float]
+    ) -> None:
+        """Ask for the release of an interface, and from time to time again until its end."""
+        now = self._host.clock()
+        if now > ends.get(card, now):
+            raise WriteError(
+                f"the guest did not release the interface in {RELEASE_SECONDS:g} s",
+                where=card.where,
+                hint="its kernel must support PCI hotplug",
+            )
+        if now - requests.get(card, float("-inf")) >= _ASK_AGAIN:
+            try:
+                self._host.request_unplug(card.uuid, found)
+            except AwayError:
+                requests[card] = now  # libvirt may have passed it on
+                raise
+            requests[card] = now
+            ends.setdefault(card, self._host.clock() + RELEASE_SECONDS)
 
     def _nic(self, card: Card) -> DomainNic | None:
         return next((n for n in self._host.nics(card.uuid) if n.mac == card.mac), None)
@@ -410,6 +458,22 @@ class Switcher:
     def _sleep(self, seconds: float) -> None:
         self._check()
         self._host.sleep(seconds)
+
+
+@contextlib.contextmanager
+def _noted(
+    failed: dict[Card, VsrtuneError] | None, cards: Iterable[Card], siblings: Iterable[Card] = ()
+) -> Iterator[None]:
+    """Note an error in ``failed`` for the cards instead of raising it, and for their ``siblings``
+    when the guest is gone or silent. Raises it without ``failed``, and an AwayError."""
+    try:
+        yield
+    except VsrtuneError as error:
+        if failed is None or isinstance(error, AwayError):
+            raise
+        failed.update(dict.fromkeys(cards, error))
+        if isinstance(error, SilentError | VanishedError):
+            failed.update(dict.fromkeys(siblings, error))
 
 
 def _nothing() -> None:

@@ -19,10 +19,16 @@ from test_transaction import A0, A1, B0, fails, fresh, kinds, made, recover
 from vsrtune.attach import signals
 from vsrtune.attach.errors import SwitchError
 from vsrtune.attach.ledger import AttachLedger
-from vsrtune.attach.libvirt_hotplug import RefusedError
+from vsrtune.attach.libvirt_hotplug import (
+    GUEST_SECONDS,
+    RELEASE_SECONDS,
+    RefusedError,
+    SilentError,
+)
 from vsrtune.attach.plan.model import AttachHostState, Switch
 from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
+from vsrtune.model.domain_xml import DomainNic
 
 
 @pytest.fixture
@@ -261,3 +267,51 @@ def test_a_guest_that_hangs_keeps_no_other_from_what_it_had(
     fails(host, path, "did not release")
     assert [line for line in host.log if line == f"plug {B0}"], host.log
     assert B0 in str(host.fakes["uuid-b"].live)
+
+
+@pytest.mark.parametrize("plugged", [0, 2])
+def test_all_interfaces_are_taken_back_at_once(
+    host: FakeAttachHost, path: Path, plugged: int
+) -> None:
+    """A guest that releases nothing has its time once for each step, not for each interface:
+    from the first request on, or once it has got ``plugged`` new ones."""
+    host.add("c", *((f"02:00:00:00:0c:0{n}", "p0") for n in range(6)))
+    if not plugged:
+        host.hung = {"uuid-c"}
+
+    def refuse(_number: int) -> None:
+        if plugged and host.log[-1] == f"plug 02:00:00:00:0c:0{plugged}":
+            host.before = lambda n: None
+            host.hung = {"uuid-c"}
+            raise RefusedError("no")
+
+    host.before = refuse
+    with AttachLedger.open(path) as ledger:
+        switcher = Switcher(host, ledger, BOOT, tries=1)
+        with pytest.raises(SwitchError, match=r"did not release|no;") as caught:
+            switcher.carry_out(forth(host))
+    # Guest b has what it had, and so has c as far as it has lost nothing.
+    assert B0 in str(host.fakes["uuid-b"].live)
+    assert caught.value.put_back is not bool(plugged)
+    assert host.now < 2 * RELEASE_SECONDS + 5
+
+
+def test_a_silent_guest_is_asked_once(host: FakeAttachHost, path: Path) -> None:
+    """Its QEMU answers for none of its interfaces; the others get back what they had."""
+    asked: list[str] = []
+    request = host.request_unplug
+
+    def unplug(uuid: str, found: DomainNic) -> None:
+        if uuid == "uuid-a":
+            asked.append(found.mac)
+            host.now += GUEST_SECONDS
+            raise SilentError("QEMU is silent")
+        request(uuid, found)
+
+    before = host.picture()
+    host.request_unplug = unplug  # type: ignore[method-assign]
+    fails(host, path, "QEMU is silent; everything is as it was")
+    # Once in the switch, and once when it was taken back.
+    assert asked == [A0, A0]
+    assert host.picture() == before
+    assert host.problems() == []
