@@ -22,7 +22,7 @@ from vsrtune.attach.survey import survey
 from vsrtune.attach.sweep import Swept
 from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.core.retry import SaidOnce
+from vsrtune.core.retry import Pause, SaidOnce
 from vsrtune.daemon.systemd import LOGGER, fields
 from vsrtune.execute.jsonl_log import LockedError
 from vsrtune.execute.ledger import read_pending
@@ -52,6 +52,9 @@ class AttachKeeper:
         self._settled: set[str] = set()
         # The same for guests for which no policy asks for a switch any more.
         self._returned: set[str] = set()
+        # Without another try to take a switch back. Each takes a guest's interfaces away and
+        # keeps others from the ledger.
+        self._pause = Pause()
 
     def update(self, policies: tuple[Policy, ...]) -> None:
         """Run one pass. Log each failure once while it lasts; raise none."""
@@ -59,6 +62,8 @@ class AttachKeeper:
             self._policies = policies
             self._settled.clear()
             self._returned.clear()
+        elif self._pause.left(self._host.clock()):
+            return
         self._guarded(self._follow, _wait_for)
         self._said.end_of_pass()
 
@@ -82,7 +87,7 @@ class AttachKeeper:
             if not wanted and not read_pending(self._path):
                 return True
             with AttachLedger.open(self._path, wait=0) as ledger:
-                switcher = Switcher(self._host, ledger, self._boot, patience=PATIENCE)
+                switcher = Switcher(self._host, ledger, self._boot, PATIENCE, tries=1)
                 return self._tidy(switcher) and work(switcher)
         except LockedError as error:
             locked(error)
@@ -96,11 +101,14 @@ class AttachKeeper:
             failures = switcher.recover()
             if not failures:
                 LOGGER.warning("an interrupted switch of attachments was taken back")
-            for error in failures:
+            # Several steps may fail for one reason.
+            for error in {str(failure): failure for failure in failures}.values():
                 self._complain(error)
         else:
             self._tell(switcher.sweep())
-        return not switcher.unfinished()
+        left = switcher.unfinished()
+        self._pause = self._pause.longer(self._host.clock()) if left else Pause()
+        return not left
 
     def _follow(self, switcher: Switcher) -> bool:
         """Switch guests as the policies ask; True when every switch succeeded."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from attach_host import BOOT, FakeAttachHost, Killed
 
 from vsrtune.attach.ledger import AttachLedger
-from vsrtune.attach.libvirt_hotplug import RefusedError
+from vsrtune.attach.libvirt_hotplug import RELEASE_SECONDS, RefusedError
 from vsrtune.attach.plan.model import AttachHostState, SwitchRequest
 from vsrtune.attach.plan.planner import plan
 from vsrtune.attach.plan.steps import NAPI_KIND
 from vsrtune.attach.transaction import Switcher
+from vsrtune.core.retry import LONGEST
 from vsrtune.daemon.attachments import AttachKeeper
 from vsrtune.model.guest import Attachment
 from vsrtune.model.host import Link
@@ -326,4 +328,65 @@ def test_a_switch_back_that_was_refused_is_tried_by_each_pass(
     assert "belongs to no libvirt guest" in " ".join(errors(caplog))
     del host.table[90]
     keeper.update(NONE)
+    assert host.picture() == before
+
+
+def test_a_guest_that_releases_nothing_has_its_time_once(
+    host: FakeAttachHost, keeper: AttachKeeper
+) -> None:
+    """However many interfaces it has: once in the switch, once when that is taken back."""
+    host.add("c", *((f"02:00:00:00:0c:0{n}", "p0") for n in range(5)))
+    host.hung = {"uuid-c"}
+    keeper.update(NAPI)
+    assert kinds(host) == {"macvtap"}
+    assert 2 * RELEASE_SECONDS < host.now < 2 * RELEASE_SECONDS + 5
+    then = host.now
+    keeper.update(NAPI)
+    assert host.now == then
+
+
+def test_a_switch_that_cannot_be_taken_back_is_tried_more_and_more_rarely(
+    host: FakeAttachHost, keeper: AttachKeeper, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A guest takes its new interface, has the next plug fail, and gives nothing back."""
+    host.add("c", ("02:00:00:00:0c:00", "p0"), ("02:00:00:00:0c:01", "p0"))
+    before = host.picture()
+
+    def fail(_number: int) -> None:
+        if host.log[-1] == "plug 02:00:00:00:0c:01":
+            host.hung = {"uuid-c"}
+            raise RefusedError("no")
+
+    host.before = fail
+    begun = []
+    for _ in range(300):
+        then = host.now
+        keeper.update(NAPI)
+        if host.now - then >= RELEASE_SECONDS:
+            begun.append(then)
+        host.sleep(1)
+    # What a pass waits for is no pause between two.
+    took = 2 * RELEASE_SECONDS
+    pauses = [round(b - a - took) // 10 for a, b in pairwise(begun[1:])]
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == LONGEST // 10
+    assert len(begun) < 12
+    assert len([e for e in errors(caplog) if "did not release" in e]) == 2
+    # A reload does not wait, and whatever was tried is tried by the end again.
+    host.before = lambda _number: None
+    host.hung = set()
+    keeper.update(NONE)
+    assert host.picture() == before
+    assert keeper.stop()
+
+
+def test_a_stop_does_not_wait_for_another_try(
+    host: FakeAttachHost, keeper: AttachKeeper, path: Path
+) -> None:
+    before = host.picture()
+    killed_amid(host, path)
+    host.away_until = 1e9
+    keeper.update(NONE)
+    host.away_until = -1.0
+    assert keeper.stop()
     assert host.picture() == before
