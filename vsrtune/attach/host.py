@@ -11,7 +11,6 @@ import errno
 import os
 import stat
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 from vsrtune.attach import overlays
@@ -29,19 +28,12 @@ _ATTRIBUTES = {EVERY_QUEUE: "every_queue", UPLINK: "uplink"}
 
 
 class LiveHost(LiveDomains):
-    """This host. Calls for links raise the OSError of the system call. ``pulse`` is called at
-    every wait. Without ``files`` this process does not see the host's files as they are."""
+    """This host. Calls for links raise the OSError of the system call. Without ``files`` this
+    process does not see the host's files as they are."""
 
-    def __init__(
-        self,
-        uri: str = DEFAULT_URI,
-        pulse: Callable[[], None] = lambda: None,
-        *,
-        files: bool = True,
-    ) -> None:
+    def __init__(self, uri: str = DEFAULT_URI, *, files: bool = True) -> None:
         super().__init__(uri)
         self._files = files
-        self._pulse = pulse
 
     def definitions(self) -> tuple[str, ...] | None:
         """The persistent definitions, secrets included, as libvirt keeps them on disk. None when
@@ -129,7 +121,6 @@ class LiveHost(LiveDomains):
 
     def sleep(self, seconds: float) -> None:
         """Wait."""
-        self._pulse()
         time.sleep(seconds)
 
     def clock(self) -> float:

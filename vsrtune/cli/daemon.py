@@ -23,7 +23,7 @@ from vsrtune.cli.options import (
 )
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.daemon import http, systemd
-from vsrtune.daemon.attachments import AttachKeeper
+from vsrtune.daemon.attachments import AttachKeeper, AttachThread
 from vsrtune.daemon.events import libvirt
 from vsrtune.daemon.events.changes import ChangeEvents
 from vsrtune.daemon.events.kernel import LinkEvents, Patrol
@@ -214,7 +214,7 @@ def daemon(
             remember=observer.remember_fixed,
         )
         # The daemon's unit keeps it out of the directories of guests' files.
-        host = LiveHost(uri, notifier.ping, files=False)
+        host = LiveHost(uri, files=False)
         keeper = AttachKeeper(attach_ledger, journal, host, boot_id())
         aside, recent, limits = Aside(), RecentKeeper(LiveRoot()), BottleneckKeeper(LiveRoot())
 
@@ -226,7 +226,7 @@ def daemon(
             reconciler,
             lambda: load_dirs(policy_dirs),
             notifier,
-            attachments=keeper,
+            attachments=AttachThread(keeper, notifier.ping),
             publish=publish,
             timing=Timing(interval=interval),
             keep=on_stop == "keep",

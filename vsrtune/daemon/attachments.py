@@ -7,17 +7,23 @@ of the switch died, and the daemon takes the switch back.
 Nothing flaps: the daemon switches a guest for its policy once. When the switch fails, or
 somebody switches the guest by hand afterwards, the daemon leaves the guest alone until the
 policies are loaded again.
+
+This runs in a thread of its own. A switch takes as long as its guests like, and a QEMU need not
+answer at all; the loop tunes the others meanwhile.
 """
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from vsrtune.attach.errors import SwitchError
 from vsrtune.attach.host import LiveHost
 from vsrtune.attach.ledger import AttachLedger
 from vsrtune.attach.plan.model import AttachHostState
 from vsrtune.attach.plan.requests import Batch, batches, taken_back, wanted
+from vsrtune.attach.signals import Interrupted
 from vsrtune.attach.survey import survey
 from vsrtune.attach.sweep import Swept
 from vsrtune.attach.transaction import Switcher
@@ -30,6 +36,11 @@ from vsrtune.policy.model import Policy
 
 # A pass waits at most this many seconds for libvirt; the next one tries again.
 PATIENCE = 2.0
+# A stop waits this many seconds for a switch to succeed. A guest that releases nothing has 30 s to
+# do so when it is switched, and once more when that is taken back.
+END_SECONDS = 90.0
+# The loop pings this often while it waits.
+_PULSE = 1.0
 
 
 class AttachKeeper:
@@ -55,6 +66,9 @@ class AttachKeeper:
         # Without another try to take a switch back. Each takes a guest's interfaces away and
         # keeps others from the ledger.
         self._pause = Pause()
+        self._interrupted = False
+        # How many switches were carried out or taken back.
+        self.succeeded = 0
 
     def update(self, policies: tuple[Policy, ...]) -> None:
         """Run one pass. Log each failure once while it lasts; raise none."""
@@ -67,12 +81,18 @@ class AttachKeeper:
         self._guarded(self._follow, _wait_for)
         self._said.end_of_pass()
 
+    def interrupt(self) -> None:
+        """Have a switch that is under way taken back, and begin none until ``stop`` does; callable
+        from any thread."""
+        self._interrupted = True
+
     def stop(self) -> bool:
         """Switch back what policies had switched, guests included that a pass could not switch
         back. True when every such guest is known to be back. Log each failure, also one that a
         pass has logged; raise none."""
         self._said = SaidOnce()
         self._returned.clear()
+        self._interrupted = False
         return self._guarded(self._stop, self._complain)
 
     def _guarded(
@@ -87,10 +107,14 @@ class AttachKeeper:
             if not wanted and not read_pending(self._path):
                 return True
             with AttachLedger.open(self._path, wait=0) as ledger:
-                switcher = Switcher(self._host, ledger, self._boot, PATIENCE, tries=1)
+                switcher = Switcher(
+                    self._host, ledger, self._boot, PATIENCE, tries=1, check=self._check
+                )
                 return self._tidy(switcher) and work(switcher)
         except LockedError as error:
             locked(error)
+        except Interrupted as error:
+            LOGGER.info("attachments: %s", error)
         except VsrtuneError as error:
             self._complain(error)
         return False
@@ -100,6 +124,7 @@ class AttachKeeper:
         if switcher.unfinished():
             failures = switcher.recover()
             if not failures:
+                self.succeeded += 1
                 LOGGER.warning("an interrupted switch of attachments was taken back")
             # Several steps may fail for one reason.
             for error in {str(failure): failure for failure in failures}.values():
@@ -109,6 +134,10 @@ class AttachKeeper:
         left = switcher.unfinished()
         self._pause = self._pause.longer(self._host.clock()) if left else Pause()
         return not left
+
+    def _check(self) -> None:
+        if self._interrupted:
+            raise Interrupted("interrupted, because the daemon stops")
 
     def _follow(self, switcher: Switcher) -> bool:
         """Switch guests as the policies ask; True when every switch succeeded."""
@@ -155,6 +184,7 @@ class AttachKeeper:
         return all(clean)
 
     def _carry_out(self, switcher: Switcher, batch: Batch) -> bool:
+        self._check()
         names = ", ".join(batch.guests)
         if batch.switch is None:
             if batch.error is not None:
@@ -167,8 +197,12 @@ class AttachKeeper:
         try:
             self._tell(switcher.carry_out(batch.switch))
         except VsrtuneError as error:
-            self._complain(error)
+            if isinstance(error, SwitchError) and error.interrupted and error.put_back:
+                LOGGER.info("%s: %s", names, error)
+            else:
+                self._complain(error)
             return False
+        self.succeeded += 1
         LOGGER.info("%s: on %s now", names, batch.to)
         return True
 
@@ -186,3 +220,93 @@ class AttachKeeper:
 def _wait_for(error: VsrtuneError) -> None:
     """What a pass does when another process holds the ledger: a switch is under way."""
     LOGGER.debug("attachments: %s", error)
+
+
+class AttachThread:
+    """Has an AttachKeeper work beside the loop, which calls these methods. ``pulse`` is called
+    while they wait."""
+
+    def __init__(self, keeper: AttachKeeper, pulse: Callable[[], None]) -> None:
+        self._keeper = keeper
+        self._pulse = pulse
+        self._policies: tuple[Policy, ...] = ()
+        self._due = threading.Event()
+        self._finish = False
+        self._finished = threading.Event()
+        # Whether the guests are to be switched back, and then whether they are.
+        self._back = False
+        self._clean = False
+        self._thread = threading.Thread(target=self._run, name="attachments", daemon=True)
+        self._thread.start()
+
+    def update(self, policies: tuple[Policy, ...]) -> None:
+        """Have the keeper run a pass. While one runs, the next one follows it."""
+        self._policies = policies
+        self._due.set()
+
+    def finish(self) -> None:
+        """Begin nothing more, and wait for the end of what is under way."""
+        self._finish = True
+        self._due.set()
+        if not self._wait(self._finished.wait):
+            LOGGER.warning(
+                "a switch of attachments is still under way; the next daemon takes it back, or "
+                "`vsrtune attach --recover`"
+            )
+
+    def stop(self) -> bool:
+        """Have a switch that is under way taken back, and guests switched back as the keeper does.
+        False when that has failed, or takes too long because of a guest."""
+        # Not after the keeper has begun to switch back, which would end that too.
+        self._keeper.interrupt()
+        self._back = True
+        self._due.set()
+        if self._wait(self._ended):
+            return self._clean
+        # It goes on until this process ends, and begins nothing more.
+        self._keeper.interrupt()
+        LOGGER.error(
+            "attachments: guests are not switched back, because none of them has let itself be "
+            "switched for %g s; the settings are put back even so, and `vsrtune undo` tries the "
+            "guests again",
+            END_SECONDS,
+        )
+        return False
+
+    def _ended(self, seconds: float) -> bool:
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _wait(self, over: Callable[[float], bool]) -> bool:
+        """Wait until ``over``, which waits for so many seconds, is true. False when that takes too
+        long, and meanwhile no switch has succeeded."""
+        succeeded, waited = self._keeper.succeeded, 0.0
+        while not over(_PULSE):
+            self._pulse()
+            waited += _PULSE
+            if self._keeper.succeeded != succeeded:
+                succeeded, waited = self._keeper.succeeded, 0.0
+            elif waited >= END_SECONDS:
+                return False
+        return True
+
+    def _run(self) -> None:
+        said = SaidOnce()
+        while not self._back:
+            if self._finish:
+                self._finished.set()
+            self._due.wait()
+            self._due.clear()
+            if self._finish or self._back:
+                continue
+            try:
+                self._keeper.update(self._policies)
+            except Exception as error:
+                # The next pass may succeed, and the guests are to be switched back in the end.
+                if said.new(repr(error)):
+                    LOGGER.exception("attachments are not kept up; please report this")
+            said.end_of_pass()
+        try:
+            self._clean = self._keeper.stop()
+        except Exception:
+            LOGGER.exception("guests may still be on the attachment of a policy")

@@ -2,7 +2,8 @@
 """The daemon's loop: things get dirty, a pass cleans up; stop undoes everything.
 
 Signal handlers and event threads only set flags and wake the loop. Only the loop's
-thread does the work and pings the watchdog, so a pass that hangs is noticed.
+thread does the work and pings the watchdog, so a pass that hangs is noticed. Switches of
+attachments, which wait for guests, have a thread of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from types import FrameType
 
 from vsrtune.core.errors import VsrtuneError, each
 from vsrtune.core.exit_codes import ExitCode
-from vsrtune.daemon.attachments import AttachKeeper
+from vsrtune.daemon.attachments import AttachThread
 from vsrtune.daemon.events.changes import Change
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.daemon.scope import FULL, NOTHING, UNANNOUNCED, Scope
@@ -60,7 +61,7 @@ class Daemon:
     """Runs passes until told to stop.
 
     ``load`` reads the policies afresh and raises PolicyError. ``attachments`` switches
-    attachments ahead of each pass, and back before everything is undone. ``publish``
+    attachments beside the passes, and back before everything is undone. ``publish``
     receives the state after every pass, and when other threads starve or cease to.
     """
 
@@ -70,7 +71,7 @@ class Daemon:
         load: Callable[[], tuple[Policy, ...]],
         notifier: Notifier,
         *,
-        attachments: AttachKeeper | None = None,
+        attachments: AttachThread | None = None,
         publish: Callable[[DaemonState], None] = lambda _state: None,
         timing: Timing | None = None,
         keep: bool = False,
@@ -384,6 +385,8 @@ class Daemon:
 
     def _end(self) -> ExitCode:
         self._notifier.stopping()
+        if self._attachments is not None and (self._keep or not self._restore):
+            self._attachments.finish()
         if not self._restore:
             LOGGER.info("handing over: the host stays tuned for the next daemon")
             return ExitCode.HANDED_OVER

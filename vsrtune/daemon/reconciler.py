@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """One pass over the host: observe, plan, apply, and remember how it went.
 
-Between passes only steps down (``step_down``) and switches of attachments change the host. A
-pass may be repeated at any time: it writes nothing on a host that matches the policies.
+Between passes only steps down (``step_down``) change the host, and beside them switches of
+attachments. A pass may be repeated at any time: it writes nothing on a host that matches the
+policies.
 """
 
 from __future__ import annotations

@@ -19,6 +19,7 @@ from shell_samples import POLICY
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting, LateError, ObserveError, PolicyError, WriteError
 from vsrtune.core.exit_codes import ExitCode
+from vsrtune.daemon import attachments
 from vsrtune.daemon.events.changes import Change
 from vsrtune.daemon.loop import Daemon, Timing
 from vsrtune.daemon.reconciler import Reconciler
@@ -965,6 +966,64 @@ def test_a_defect_in_switching_back_keeps_no_setting_from_coming_back(
     daemon.ask_stop()
     assert daemon.run() == ExitCode.FAILED
     assert host.snapshot == samples.snapshot()
+
+
+class BlockedKeeper(BrokenKeeper):
+    """An AttachKeeper that waits for a guest without end."""
+
+    succeeded = 0
+
+    def __init__(self) -> None:
+        self.begun, self.answer = threading.Event(), threading.Event()
+
+    def update(self, policies: tuple[Policy, ...]) -> None:
+        self.begun.set()
+        self.answer.wait()
+
+    def interrupt(self) -> None:
+        """The guest does not hear it."""
+
+
+@pytest.mark.parametrize(
+    ("end", "keep", "code"),
+    [
+        ("ask_stop", False, ExitCode.FAILED),
+        ("ask_stop", True, ExitCode.DONE),
+        ("ask_handover", False, ExitCode.HANDED_OVER),
+    ],
+)
+def test_a_guest_that_is_switched_keeps_no_other_from_being_tuned_and_no_end_from_coming(
+    host: FakeHost,
+    journal: Journal,
+    monkeypatch: pytest.MonkeyPatch,
+    end: str,
+    keep: bool,
+    code: ExitCode,
+) -> None:
+    monkeypatch.setattr(attachments, "_PULSE", 0.01)
+    monkeypatch.setattr(attachments, "END_SECONDS", 0.05)
+    notifier, blocked = FakeNotifier(), BlockedKeeper()
+    keeper: Any = blocked
+
+    def publish(state: DaemonState) -> None:
+        if state.tuned:
+            blocked.begun.wait()
+            getattr(daemon, end)()
+
+    daemon = Daemon(
+        Reconciler(host, host, journal, policies()),
+        policies,
+        notifier,
+        attachments=attachments.AttachThread(keeper, notifier.ping),
+        publish=publish,
+        timing=QUICK,
+        keep=keep,
+    )
+    assert daemon.run() == code
+    assert (host.snapshot == samples.snapshot()) is (code is ExitCode.FAILED)
+    states = notifier.heard
+    assert "PING" in states[states.index("STOPPING") :]
+    blocked.answer.set()
 
 
 @pytest.mark.parametrize("told_to_stop", [True, False])

@@ -1,9 +1,13 @@
-"""What the daemon does for attachments in its passes."""
+"""What the daemon does for attachments beside its passes."""
 
 from __future__ import annotations
 
+import threading
+import time
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 from attach_host import BOOT, FakeAttachHost, Killed
@@ -15,7 +19,8 @@ from vsrtune.attach.plan.planner import plan
 from vsrtune.attach.plan.steps import NAPI_KIND
 from vsrtune.attach.transaction import Switcher
 from vsrtune.core.retry import LONGEST
-from vsrtune.daemon.attachments import AttachKeeper
+from vsrtune.daemon import attachments
+from vsrtune.daemon.attachments import AttachKeeper, AttachThread
 from vsrtune.model.guest import Attachment
 from vsrtune.model.host import Link
 from vsrtune.policy.model import Policy
@@ -390,3 +395,148 @@ def test_a_stop_does_not_wait_for_another_try(
     host.away_until = -1.0
     assert keeper.stop()
     assert host.picture() == before
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_a_stop_interrupts_a_switch_and_switches_back(
+    host: FakeAttachHost, keeper: AttachKeeper, caplog: pytest.LogCaptureFixture, late: bool
+) -> None:
+    """In the middle of it, or before the next one begins."""
+    caplog.set_level("INFO")
+    host.add("d", ("02:00:00:00:0d:00", "p1"))
+    before = host.picture()
+
+    def interrupt(_number: int) -> None:
+        if host.log[-1] == ("plug 02:00:00:00:0a:00" if late else "unplug 02:00:00:00:0a:00"):
+            keeper.interrupt()
+
+    host.after = interrupt
+    keeper.update(NAPI)
+    assert errors(caplog) == []
+    assert any("because the daemon stops" in r.getMessage() for r in caplog.records)
+    assert "unplug 02:00:00:00:0d:00" not in host.log
+    host.after = lambda _number: None
+    assert keeper.stop()
+    assert host.picture() == before
+    assert host.problems() == []
+
+
+class SlowKeeper:
+    """An AttachKeeper whose pass takes until ``go_on``, and notes what is asked of it."""
+
+    def __init__(self) -> None:
+        self.did: list[object] = []
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.succeeded = 0
+
+    def update(self, policies: tuple[Policy, ...]) -> None:
+        self.did.append(policies)
+        self.begun.set()
+        self.go_on.wait()
+        self.did.append("end")
+
+    def interrupt(self) -> None:
+        self.did.append("interrupt")
+
+    def stop(self) -> bool:
+        self.did.append("stop")
+        return True
+
+
+@pytest.fixture
+def slow(monkeypatch: pytest.MonkeyPatch) -> Iterator[SlowKeeper]:
+    monkeypatch.setattr(attachments, "_PULSE", 0.01)
+    monkeypatch.setattr(attachments, "END_SECONDS", 0.05)
+    made = SlowKeeper()
+    yield made
+    made.go_on.set()
+
+
+def beside(keeper: Any, pulse: Callable[[], None] = lambda: None) -> AttachThread:
+    return AttachThread(keeper, pulse)
+
+
+def test_the_loop_does_not_wait_for_a_pass(slow: SlowKeeper) -> None:
+    """The next one is for the latest policies."""
+    thread = beside(slow)
+    thread.update(NAPI)
+    slow.begun.wait()
+    for policies in (NAPI, (), NONE):
+        thread.update(policies)
+    assert slow.did == [NAPI]
+    slow.go_on.set()
+    while slow.did != [NAPI, "end", NONE, "end"]:
+        time.sleep(0.01)
+    assert thread.stop()
+    assert slow.did[4:] == ["interrupt", "stop"]
+
+
+def test_a_stop_waits_for_no_guest_without_end(
+    slow: SlowKeeper, caplog: pytest.LogCaptureFixture
+) -> None:
+    pulses = []
+    thread = beside(slow, lambda: pulses.append(1))
+    thread.update(NAPI)
+    slow.begun.wait()
+    assert not thread.stop()
+    assert slow.did == [NAPI, "interrupt", "interrupt"]
+    assert pulses
+    (told,) = errors(caplog)
+    assert "`vsrtune undo`" in told
+
+
+def test_a_stop_waits_while_switches_succeed(slow: SlowKeeper) -> None:
+    def pulse() -> None:
+        slow.succeeded += 1
+        if slow.succeeded == 20:
+            slow.go_on.set()
+
+    thread = beside(slow, pulse)
+    thread.update(NAPI)
+    slow.begun.wait()
+    assert thread.stop()
+    assert slow.did == [NAPI, "interrupt", "end", "stop"]
+
+
+def test_a_handover_waits_for_a_switch_and_begins_none(slow: SlowKeeper) -> None:
+    """A stop that is asked for meanwhile switches back."""
+    thread = beside(slow, slow.go_on.set)
+    thread.update(NAPI)
+    slow.begun.wait()
+    thread.update(NONE)
+    thread.finish()
+    assert slow.did == [NAPI, "end"]
+    thread.update(NONE)
+    assert thread.stop()
+    assert slow.did == [NAPI, "end", "interrupt", "stop"]
+
+
+def test_a_handover_waits_for_no_guest_without_end(
+    slow: SlowKeeper, caplog: pytest.LogCaptureFixture
+) -> None:
+    thread = beside(slow)
+    thread.update(NAPI)
+    slow.begun.wait()
+    thread.finish()
+    assert slow.did == [NAPI]
+    (told,) = (r.getMessage() for r in caplog.records)
+    assert "--recover" in told
+
+
+def test_a_defect_in_a_pass_is_told_once_and_ends_nothing(
+    slow: SlowKeeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(policies: tuple[Policy, ...]) -> None:
+        slow.did.append(policies)
+        raise KeyError("uuid")
+
+    monkeypatch.setattr(slow, "update", broken)
+    thread = beside(slow)
+    for number in (1, 2):
+        thread.update(NAPI)
+        while len(slow.did) < number:
+            time.sleep(0.01)
+    assert thread.stop()
+    assert slow.did == [NAPI, NAPI, "interrupt", "stop"]
+    (told,) = errors(caplog)
+    assert "please report this" in told
