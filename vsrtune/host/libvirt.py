@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import threading
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar
@@ -132,6 +133,8 @@ def _cpus(row: Sequence[bool]) -> CpuSet:
 # pending, later ones fail at once. libvirt answers in milliseconds; a thousand guests take some
 # seconds, and so does a libvirtd that is starting. The watchdog is at 60 s.
 LIBVIRT_SECONDS = 15.0
+# Python handles a signal that comes right before a wait only after it.
+_TURN = 1.0
 
 
 class Patience:
@@ -140,12 +143,15 @@ class Patience:
 
     def __init__(self, seconds: float = LIBVIRT_SECONDS) -> None:
         self._seconds = seconds
-        self._waiting: threading.Thread | None = None
+        # Set with the answer to the last question. (In Python 3.11 a thread whose ``join`` Ctrl-C
+        # interrupts counts as ended.)
+        self._answered = threading.Event()
+        self._answered.set()
 
     @property
     def silent(self) -> bool:
         """Whether the last question is still unanswered."""
-        return self._waiting is not None and self._waiting.is_alive()
+        return not self._answered.is_set()
 
     def ask(self, question: Callable[[], T], seconds: float | None = None) -> T:
         """The answer, for which ``seconds`` replace the usual time. Raises the exception of the
@@ -155,19 +161,25 @@ class Patience:
             raise TimeoutError("an earlier question was not answered yet")
         answers: list[T] = []
         errors: list[BaseException] = []
+        answered = threading.Event()
 
         def run() -> None:
             try:
                 answers.append(question())
             except BaseException as error:  # raised below
                 errors.append(error)
+            answered.set()
 
-        self._waiting = threading.Thread(target=run, name="question", daemon=True)
-        self._waiting.start()
-        self._waiting.join(seconds)
-        if self.silent:
-            raise TimeoutError(f"no answer in {seconds:g} s")
-        self._waiting = None
+        # Ctrl-C may come from here on.
+        self._answered, end = answered, time.monotonic() + seconds
+        try:
+            threading.Thread(target=run, name="question", daemon=True).start()
+        except RuntimeError:
+            answered.set()  # the system has no thread left, and nothing was asked
+            raise
+        while not answered.wait(max(0.0, min(_TURN, end - time.monotonic()))):
+            if time.monotonic() >= end:
+                raise TimeoutError(f"no answer in {seconds:g} s")
         if errors:
             raise errors[0]
         return answers[0]
@@ -201,14 +213,14 @@ class Connection(Closing):
     def call(self, request: Callable[[Any], T], seconds: float) -> T:
         """The result of a request that may take ``seconds``, because a guest has its part in it.
         Raises libvirtError, and TimeoutError when the request takes longer; it is then left to
-        itself, and what follows goes over another connection."""
+        itself, as after Ctrl-C, and what follows goes over another connection."""
         try:
             return self._patience.ask(lambda: request(self._reached()), seconds)
-        except TimeoutError:
-            # A guest that is silent says nothing about libvirt. The pending request keeps its
-            # connection, which is closed with its end.
-            self._connection, self._patience = None, Patience()
-            raise
+        finally:
+            if self._patience.silent:
+                # A guest that is silent says nothing about libvirt. The pending request keeps its
+                # connection, which is closed with its end.
+                self._connection, self._patience = None, Patience()
 
     def open(self) -> Any:
         """The connection, on which libvirt has just answered: a silent libvirt does not keep the

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import sys
 import threading
 from collections.abc import Iterator
@@ -41,6 +43,7 @@ class FakeLibvirt(ModuleType):
         # Not set while libvirt, or the QEMU of a guest "silent", does not answer.
         self.awake, self.answers = threading.Event(), threading.Event()
         self.awake.set()
+        self.waiting = threading.Event()
         self.asked: list[tuple[str, int]] = []
         self.opened = 0
 
@@ -77,6 +80,7 @@ class FakeDomain:
     def detachDeviceFlags(self, _xml: str, _flags: int) -> int:
         libvirt = self.connection.libvirt
         if self.uuid == "silent":
+            libvirt.waiting.set()
             libvirt.answers.wait()
         libvirt.asked.append((self.uuid, self.connection.number))
         return 0
@@ -107,6 +111,28 @@ def test_a_silent_guest_is_told_and_keeps_no_other_waiting(libvirt: FakeLibvirt)
     live.request_unplug("well", CARD)
     assert set(libvirt.asked) == {("silent", 1), ("silent", 2), ("well", 2)}
     assert libvirt.opened == 2
+
+
+def test_an_operator_who_does_not_wait_for_it_can_take_the_switch_back(
+    libvirt: FakeLibvirt, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ctrl-C ends the wait, and keeps nothing from the other guests."""
+    monkeypatch.setattr(libvirt_hotplug, "GUEST_SECONDS", 60.0)
+    live = LiveDomains("fake")
+
+    def interrupt() -> None:
+        libvirt.waiting.wait()
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        threading.Thread(target=interrupt).start()
+        with pytest.raises(KeyboardInterrupt):
+            live.request_unplug("silent", CARD)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    live.request_unplug("well", CARD)
+    assert libvirt.asked == [("well", 2)]
 
 
 def test_a_libvirt_that_falls_silent_meanwhile_is_away(
