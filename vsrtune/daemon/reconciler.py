@@ -38,6 +38,7 @@ from vsrtune.plan import planner
 from vsrtune.plan.full_plan import plan_with_releases
 from vsrtune.plan.incremental import Whole, plan_alone
 from vsrtune.plan.interrupts import refused
+from vsrtune.plan.phases import moves_work
 from vsrtune.plan.safety.projection import project_actions
 from vsrtune.policy.lowering import next_level
 from vsrtune.policy.matching import assign
@@ -342,6 +343,8 @@ class Reconciler:
         alone = observed.alone()
         if names - {g.ref for g in alone.guests} and self._journal.entries(_HOST):
             return None  # settings of the host made for a guest that is gone may be obsolete
+        if HOST_REF in self._backoff.waiting():
+            return None  # only a plan for all shows the moves of interrupts that wait
         entries, memory = self._journal.entries(names), self._drift.memory(names)
         return plan_alone(whole, alone, self.policies, entries, memory, self._steps)
 
@@ -396,10 +399,13 @@ class Reconciler:
             waiting |= self._late & signatures.keys()
         due = tuple(a for a in plan.actions if a.target.guest not in waiting)
         pending = {guest: len(signatures[guest]) for guest in waiting}
+        moves = (a.target for a in plan.actions if moves_work(a.target))
+        unmoved = next(moves, None) if HOST_REF in waiting else None
         self._pulse()
         result = Result()
         if due or plan.disowned:
-            result = executor.apply(replace(plan, actions=due), self._ops, self._journal)
+            due_plan = replace(plan, actions=due)
+            result = executor.apply(due_plan, self._ops, self._journal, unmoved)
         self._waiting = Counter(a.target.guest for a, _ in result.pending)
         self._unmade = unmade(plan, result)
         self._results.log(result)

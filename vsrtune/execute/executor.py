@@ -7,6 +7,10 @@ skips the rest of the guest's actions. Other guests go on. The host's interrupts
 domains are one transaction too. Each ksoftirqd thread and the slice of class rr is one of its own,
 because nothing else of the host depends on it.
 
+A plan is made for interrupts where it moves them. A guest to whose threads it gives a realtime
+class or a budget therefore fails with the host's transaction if that was to move the work of lower
+devices: otherwise these threads would starve the SoftIRQ on the CPUs where it still runs.
+
 Releases come first, and each stands for itself, as in ``undo``: what no policy asks for any more is
 not set again because something else of its guest fails. A release that fails does stop the other
 actions of its guest.
@@ -38,6 +42,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from typing import cast
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import (
@@ -52,7 +57,7 @@ from vsrtune.core.errors import (
 from vsrtune.execute.comparison import between, cut, exactly, still_applied
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
-from vsrtune.execute.waits import check, check_busy
+from vsrtune.execute.waits import check, check_busy, starving
 from vsrtune.model.guest import REALTIME, Guest, Sched, SchedClass
 from vsrtune.model.journal_records import Entry, ours, same_setting, undo_action, undo_order
 from vsrtune.model.plan import Action, Plan
@@ -68,8 +73,10 @@ from vsrtune.model.targets import (
     ThreadCgroup,
     ThreadSched,
     Value,
+    VcpuPin,
 )
 from vsrtune.plan.brought_pins import REASON, entries
+from vsrtune.plan.phases import lowers, moves_work
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,8 +131,10 @@ class _Tally:
         return Result(**found, rolled_back=rolled_back)
 
 
-def apply(plan: Plan, ops: LiveSysOps, journal: Journal) -> Result:
-    """Execute ``plan.actions``. Raises JournalError only; see the module's docstring."""
+def apply(plan: Plan, ops: LiveSysOps, journal: Journal, unmoved: Target | None = None) -> Result:
+    """Execute ``plan.actions``. ``unmoved``: a setting of a lower device that the plan was made
+    with and that is not tried, after a failure. Raises JournalError only; see the module's
+    docstring."""
     tally = _Tally()
     journal.reserve(plan.actions)
     _release(plan, ops, journal, tally)
@@ -137,6 +146,10 @@ def apply(plan: Plan, ops: LiveSysOps, journal: Journal) -> Result:
     stuck = bool(tally.failed)
     # Targets for which the records alone would not tell what undo restores.
     named: set[Target] = set()
+    raised = {a.target.guest for a in plan.actions if _raises(a)} - {HOST_REF}
+    served = [a for a in plan.actions if moves_work(a.target)]
+    if HOST_REF in passes:
+        unmoved = _unmoved(served, tally)
     for action in plan.actions:
         if action.release:
             continue
@@ -148,6 +161,8 @@ def apply(plan: Plan, ops: LiveSysOps, journal: Journal) -> Result:
             continue
         try:
             check_busy(target, tally.failed)
+            if unmoved and (own in raised or _pins_urgent(target, ops)):
+                raise starving(target, unmoved)
             tally.left += _finish_interrupted(target, ops, journal)
             now = ops.read(target)
             changed = bool(done) or own in released or isinstance(target, CgroupDir)
@@ -184,6 +199,8 @@ def apply(plan: Plan, ops: LiveSysOps, journal: Journal) -> Result:
             stuck |= not _roll_back(done, named, ops, journal, tally) or own in released
             tally.done = [a for a in tally.done if a.release or _transaction(a.target) != own]
             tally.pending = [p for p in tally.pending if _transaction(p[0].target) != own]
+            if own == HOST_REF:
+                unmoved = _unmoved(served, tally)
         else:
             done.append(action)
             tally.done.append(action)
@@ -194,6 +211,32 @@ def _transaction(target: Target) -> str | Target:
     """A guest, the host, or a setting of the host that is a transaction of its own."""
     alone = isinstance(target, ThreadSched | RrTimeslice) and target.guest == HOST_REF
     return target if alone else target.guest
+
+
+def _unmoved(served: Iterable[Action], tally: _Tally) -> Target | None:
+    """What failed of the host's transaction, if any of ``served`` is not as planned because of
+    that. Where the kernel never moves an interrupt is known, and warned of."""
+    known = {*tally.vanished, *(a.target for a, _ in tally.fixed)}
+    if all(a in tally.done or a.target in known for a in served):
+        return None
+    return next(a.target for a, _ in tally.failed if _transaction(a.target) == HOST_REF)
+
+
+def _urgent(sched: Value) -> bool:
+    return isinstance(sched, Sched) and sched.cls in (*REALTIME, SchedClass.DEADLINE)
+
+
+def _raises(action: Action) -> bool:
+    """Whether the action gives a thread a realtime class or a budget, and not a lower one."""
+    before, after = action.before, action.after
+    return _urgent(after) and not lowers(cast(Sched, before), cast(Sched, after))
+
+
+def _pins_urgent(target: Target, ops: LiveSysOps) -> bool:
+    """Whether that is the CPUs of a guest's thread that has such a class now."""
+    if not isinstance(target, ThreadAffinity | VcpuPin) or moves_work(target):
+        return False
+    return _urgent(ops.read(ThreadSched(target.guest, target.thread, "")))
 
 
 def undo(ops: LiveSysOps, journal: Journal) -> Result:

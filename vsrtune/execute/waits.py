@@ -75,6 +75,18 @@ def check_busy(target: Target, failed: Failed) -> None:
             )
 
 
+def starving(target: Target, unmoved: Target) -> WriteError:
+    """The error of a thread that waits because ``unmoved`` has failed, and with it the moves of the
+    work of lower devices."""
+    return WriteError(
+        f"waits for {unmoved}, which failed: interrupts stay where they are, and realtime threads "
+        "may starve them there",
+        where=str(target),
+        hint="solve that, or write class: batch; tried again",
+        lasting=Lasting.TRANSIENT,
+    )
+
+
 def _is(error: VsrtuneError, kind: type[VsrtuneError]) -> bool:
     """Whether that is the error, or the one that could not be taken back."""
     return isinstance(error, kind) or isinstance(error.__cause__, kind)

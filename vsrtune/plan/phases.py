@@ -127,6 +127,12 @@ def on_lower_device(target: Target) -> bool:
     return of_host or isinstance(target, IrqAffinity | QueueCpus)
 
 
+def moves_work(target: Target) -> bool:
+    """Whether it says where the work of a lower device is done, on which other guests rely: not
+    an interrupt of a device that a guest drives itself."""
+    return target.guest == HOST_REF and on_lower_device(target)
+
+
 def lowers(before: Sched, after: Sched) -> bool:
     """Whether a thread becomes less urgent, or its budget smaller, which makes room for the budgets
     beside it. A thread that becomes DEADLINE is raised."""

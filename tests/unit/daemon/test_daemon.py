@@ -472,6 +472,29 @@ class TestPass:
         passes.run()
         assert {g.ref: g.tuned for g in passes.state.guests} == {"vr1": False, "vr2": True}
 
+    @pytest.mark.parametrize("scope", [FULL, Scope(frozenset(["vr1", "vr2"]), hurried=True)])
+    def test_nobody_becomes_realtime_while_interrupts_wait_to_be_moved(
+        self, host: FakeHost, passes: Reconciler, clock: Clock, scope: Scope
+    ) -> None:
+        """A pass for these guests alone plans no moves, so it would not know."""
+        passes.policies = policies(
+            POLICY.replace("cpus: {", "cpus: {irq: 3, ") + "irq: {set: true}\n"
+        )
+        host.fail["irq-affinity"] = WriteError("no vector is left")
+        passes.run()
+        host.start(samples.guest("vr2", pid=200))
+        for _ in range(4):
+            clock.now += 2
+            passes.run(scope)
+            vcpus = [thread(host, Role.VCPU, n) for n in (0, 1)]
+            assert [(t.sched, t.affinity) for t in vcpus] == [(Sched(), samples.ALL)] * 2
+            assert [(g.tuned, g.drift > 0) for g in passes.state.guests] == [(False, True)] * 2
+        host.fail.clear()
+        clock.now += 300
+        passes.run()
+        assert all(g.tuned for g in passes.state.guests)
+        assert [thread(host, Role.VCPU, n).sched for n in (0, 1)] == [RR, RR]
+
     def test_a_guest_that_libvirt_keeps_waiting_takes_nobodys_turn(
         self, host: FakeHost, passes: Reconciler, clock: Clock
     ) -> None:
