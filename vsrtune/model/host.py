@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from operator import attrgetter
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model import cpuset_tree
@@ -140,12 +141,21 @@ class Host:
     @cached_property
     def everywhere(self) -> CpuSet:
         """The CPUs of a thread that nobody binds: partitions take theirs from its mask."""
+        # Every pass asks. With many guests there are thousands of cgroups, and hardly a partition.
+        if set(map(attrgetter("partition"), self.cpusets)) <= {"member"}:
+            return self.online
         return self.online - CpuSet.union(c.effective for c in self.cpusets if c.valid)
 
     @cached_property
     def isolated(self) -> CpuSet:
         """CPUs isolated at boot (isolcpus) or by a partition of cgroup v2."""
         return CpuSet(c.id for c in self.cpus if c.isolated)
+
+    @cached_property
+    def housekeeping(self) -> CpuSet:
+        """The CPUs on which everything runs that nobody binds. All online ones if there are none,
+        which no kernel allows."""
+        return self.everywhere - self.isolated or self.online
 
     def nic(self, name: str) -> Nic | None:
         """The lower device of that name, or None."""

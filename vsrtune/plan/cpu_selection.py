@@ -157,14 +157,11 @@ def _occupants(
 
 def _spare(context: Context, by_hand: CpuSet, occupants: Sequence[Occupant]) -> CpuSet:
     """The CPU that ``auto`` leaves free if no interrupt CPU serves for housekeeping: not listed
-    by hand, least occupied, not isolated, lowest."""
-    if context.irq:
+    by hand, least occupied, lowest."""
+    if context.irq & context.host.housekeeping:
         return CpuSet()
-    isolated = context.host.isolated
-    free = context.online - by_hand
-    return CpuSet(
-        sorted(free, key=lambda c: (sum(1 for o in occupants if c in o.cpus), c in isolated, c))[:1]
-    )
+    free = context.host.housekeeping - by_hand
+    return CpuSet(sorted(free, key=lambda c: (sum(1 for o in occupants if c in o.cpus), c))[:1])
 
 
 def _seat(

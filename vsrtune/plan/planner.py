@@ -10,7 +10,8 @@ Invariants (safety/invariants.py checks them on every plan, before it is returne
 
 - No vcpu, vhost or NAPI thread is put on an interrupt CPU of any managed guest, nor of a
   refused one whose policy would have moved its interrupts away.
-- At least one housekeeping CPU is left: online, and without such a thread pinned to it.
+- At least one housekeeping CPU is left: everything that nobody binds may run there, so it is
+  neither isolated nor in a partition, and no such thread is pinned to it.
 - Widen before narrow: a vhost worker leaves the emulator's cgroup before the emulator is
   narrowed; no thread gets CPUs outside its cpuset.
 - No thread becomes fifo or rr while it may run on an interrupt CPU.
@@ -356,9 +357,9 @@ def _require(located: Located) -> Required:
     pinned = CpuSet()
     full: list[Refusal] = []
     for requirements in kept:
-        # The guest whose lists take the last CPU without pinned threads is refused.
+        # The guest whose lists take the last housekeeping CPU is refused.
         by_hand = CpuSet.union(p.cpus for p in requirements.pins if p.cpus is not None)
-        if by_hand and context.online <= pinned | by_hand:
+        if by_hand and context.host.housekeeping <= pinned | by_hand:
             full.append(_no_housekeeping(context, requirements))
         else:
             pinned |= by_hand
@@ -379,7 +380,7 @@ def _place(required: Required) -> Seated:
         chosen: Mapping[ThreadKey, Chosen]
         chosen, lacking = choose(context, snapshot, per_guest)
         pinned = CpuSet.union(chosen[p.thread.key].cpus for w in per_guest for p in w.pins)
-        if pinned and context.online <= pinned:
+        if pinned and context.host.housekeeping <= pinned:
             last = [w for w in per_guest if w.pins][-1]
             why = [_no_housekeeping(context, last)]
         elif lacking:
@@ -507,9 +508,11 @@ def _without(
 def _no_housekeeping(context: Context, requirements: Requirements) -> Refusal:
     pins = requirements.pins
     keys = next((p.keys for p in pins if p.cpus is not None), pins[0].keys)
+    free = context.host.housekeeping
+    closed = context.online - free
     return requirements.refusal(
         keys,
-        f"CPUs {context.online} would all carry pinned threads and no housekeeping "
-        "CPU would be left",
-        "leave one CPU to everything else",
+        f"CPUs {free} would all carry pinned threads and no housekeeping CPU would be left",
+        "leave one CPU to everything else"
+        + (f", which may not use CPUs {closed}: isolated, or in a partition" if closed else ""),
     )

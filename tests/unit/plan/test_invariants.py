@@ -24,6 +24,7 @@ from planning_samples import (
 )
 
 from vsrtune.core.cpuset import CpuSet
+from vsrtune.model.cpuset_tree import CpusetGroup
 from vsrtune.model.guest import Guest, Irq, Role, Sched, SchedClass, ThreadKey
 from vsrtune.model.host import Nic, NicQueue, NicThread
 from vsrtune.model.plan import Action, Plan, Refusal
@@ -184,6 +185,20 @@ def test_a_partition_leaves_interrupt_cpus_and_others(text: str) -> None:
         check(WITH_LISTS, Plan(actions, heeded=heeded if text != "0-3" else {}), {})
 
 
+def test_a_partition_leaves_a_cpu_that_is_not_isolated() -> None:
+    path = "machine.slice/machine-qemu-1000-x.scope/libvirt/vcpu0"
+    listed = CpusetFile("vr1", path, "cpuset.cpus.exclusive")
+    partition = Partition("vr1", path)
+    actions = (
+        Action(listed, CpusetList(""), CpusetList("0-1"), ""),
+        Action(partition, PartitionState("member"), PartitionState("root"), ""),
+    )
+    check(WITH_LISTS, Plan(actions), {})
+    rest = tuple(replace(c, isolated=c.id > 1) for c in WITH_LISTS.host.cpus)
+    with pytest.raises(PlanError, match="it would get CPUs 0-1"):
+        check(replace(WITH_LISTS, host=replace(WITH_LISTS.host, cpus=rest)), Plan(actions), {})
+
+
 @pytest.mark.parametrize(
     ("after", "good"), [("", False), ("9", False), ("0,9", False), ("1", True)]
 )
@@ -271,6 +286,21 @@ def test_no_housekeeping_left() -> None:
     pin = next(a.target for a in GOOD.actions if isinstance(a.target, VcpuPin))
     with pytest.raises(PlanError, match="no housekeeping CPU"):
         check(SNAPSHOT, Plan(for_verify={pin: cpus("0-3")}), {})
+
+
+def test_an_isolated_cpu_is_no_housekeeping_cpu() -> None:
+    pin = next(a.target for a in GOOD.actions if isinstance(a.target, VcpuPin))
+    closed = replace(SNAPSHOT, host=host(isolated="0,3"))
+    with pytest.raises(PlanError, match="no housekeeping CPU"):
+        check(closed, Plan(for_verify={pin: cpus("1-2")}), {})
+
+
+def test_the_cpu_of_a_partition_of_others_is_no_housekeeping_cpu() -> None:
+    pin = next(a.target for a in GOOD.actions if isinstance(a.target, VcpuPin))
+    theirs = CpusetGroup("database.slice", "0,3", cpus("0,3"), "root", "0,3", True)
+    closed = replace(SNAPSHOT, host=replace(SNAPSHOT.host, cpusets=(theirs,)))
+    with pytest.raises(PlanError, match="no housekeeping CPU"):
+        check(closed, Plan(for_verify={pin: cpus("1-2")}), {})
 
 
 def test_pinned_to_an_offline_cpu() -> None:

@@ -205,7 +205,7 @@ def _threads_off_interrupts(
 
 def _housekeeping(snapshot: Snapshot, pinned: Mapping[Target, CpuSet]) -> None:
     taken = CpuSet.union(pinned.values())
-    if pinned and snapshot.host.online <= taken:
+    if pinned and snapshot.host.housekeeping <= taken:
         raise _broken(None, f"no housekeeping CPU is left, CPUs {taken} are all pinned to")
 
 
@@ -250,7 +250,7 @@ def _softirq_step(state: Projection, action: Action, irq: CpuSet) -> None:
 def _partition_step(state: Projection, target: Partition, irq: CpuSet) -> None:
     group = state.host.cpuset(target.path)
     cpus = CpuSet.parse((group.exclusive or group.cpus) if group is not None else "")
-    if not cpus or cpus & irq or state.host.online <= cpus:
+    if not cpus or cpus & irq or state.host.housekeeping <= cpus:
         raise _broken(target, f"it would get CPUs {cpus or 'none'}")
 
 
