@@ -50,6 +50,7 @@ from vsrtune.policy.model import Policy
 _PINS = ThreadAffinity | VcpuPin | EmulatorPin
 
 REASON = "no policy asks for it any more"
+ADRIFT = "a CPU that it was given is offline, so it may run on others"
 
 
 def full_plan(
@@ -141,6 +142,7 @@ def _after(
         return inputs
     snapshot, written = inputs.snapshot, inputs.applied
     present = PresentValues(snapshot)
+    adrift = _adrift(snapshot, written)
     back: list[Action] = []
     disowned: list[Target] = []
     for entry in undo_order(e for e in entries if e.target in released):
@@ -149,6 +151,7 @@ def _after(
             continue
         if target in came or _is_applied(snapshot.host, present.value(target), applied):
             reason = brought_pins.REASON if target in came else REASON
+            reason = ADRIFT if target in adrift else reason
             back.append(Action(target, applied, entry.original, reason, release=True))
         else:
             disowned.append(target)
@@ -204,7 +207,8 @@ def _released(inputs: Inputs, judged: Judged) -> frozenset[Target]:
 
     Targets of refused guests stay: a mistake in a policy must not untune its guest. So do those of
     guests that libvirt is busy with (it would not take the pins back) or has not confirmed. The
-    settings of the host that such guests need stay too.
+    settings of the host that such guests need stay too. The classes of threads that have lost
+    their CPUs never stay.
     """
     snapshot, applied = inputs.snapshot, inputs.applied
     running = {g.ref for g in snapshot.guests}
@@ -274,7 +278,25 @@ def _released(inputs: Inputs, judged: Judged) -> frozenset[Target]:
             for t, v in applied.items()
             if isinstance(t, ThreadSched) and t.guest in changing and _is_realtime(v)
         }
-    return frozenset(out)
+    left = {r.guest for r in judged.plan.refusals}
+    return frozenset(out).union(t for t in _adrift(snapshot, applied) if t.guest in left)
+
+
+def _adrift(snapshot: Snapshot, applied: Mapping[Target, Value]) -> set[Target]:
+    """The realtime classes of threads that have lost a CPU which we gave them, and may run on
+    others. The kernel lets a thread without any CPU run on all that its cpuset has."""
+    present, online = PresentValues(snapshot), snapshot.host.online
+    found: set[Target] = set()
+    for target, written in applied.items():
+        cpus = pinned_cpus(written)
+        if cpus is None or cpus <= online or not isinstance(target, ThreadAffinity | VcpuPin):
+            continue
+        thread, sched = present.thread(target), ThreadSched(target.guest, target.thread, "")
+        if thread is None or thread.affinity <= cpus:
+            continue
+        if _is_realtime(thread.sched) and _is_realtime(applied.get(sched)):
+            found.add(sched)
+    return found
 
 
 def _within(guest: Guest, slices: Collection[str]) -> bool:
@@ -350,7 +372,7 @@ def _broken(snapshot: Snapshot, applied: Mapping[Target, Value]) -> set[str]:
     return {t.guest for t in applied if isinstance(t, Partition) and t.path in paths}
 
 
-def _is_realtime(written: Value) -> bool:
+def _is_realtime(written: Value | None) -> bool:
     return isinstance(written, Sched) and written.cls in REALTIME
 
 

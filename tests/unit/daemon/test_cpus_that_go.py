@@ -12,7 +12,7 @@ from fake_host import FakeHost
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.execute.journal import Journal
-from vsrtune.model.guest import DATA_PLANE, Guest
+from vsrtune.model.guest import DATA_PLANE, Guest, Sched, SchedClass
 from vsrtune.plan import planner
 from vsrtune.policy.parser import parse
 
@@ -73,4 +73,28 @@ def test_the_guest_moves_to_what_is_left_and_is_restored(
         assert len(set(settled())) == apart, "no longer crowded"
         assert passes.stop()
         assert journal.entries() == ()
+    assert host.snapshot == before
+
+
+def test_no_thread_stays_realtime_when_the_cpu_in_its_list_goes(tmp_path: Path) -> None:
+    """The guest is refused as long as the CPU is offline, and tuned as before when it is back."""
+    host = FakeHost()
+    before = host.snapshot
+    by_hand = POLICY.replace("vcpu: auto, vhost: auto", "vcpu: 3, vhost: 2")
+    with Journal.open(tmp_path / "journal.jsonl", before.host.boot_id) as journal:
+        passes = Reconciler(host, host, journal, (parse(by_hand, "p.yaml"),))
+        passes.run()
+        tuned = host.snapshot.guests
+        lose(host, 3)
+        passes.run()
+        vcpu, worker = (t for t in host.snapshot.guests[0].threads if t.role in DATA_PLANE)
+        assert (vcpu.sched, vcpu.affinity) == (Sched(), CpuSet([0, 1, 2]))
+        assert worker.sched.cls is SchedClass.RR, "it has its CPU"
+        assert not passes.run()
+        assert passes.state.totals.write_errors == 0
+        lose(host)
+        host.change("vcpu", affinity=CpuSet([3]))
+        passes.run()
+        assert host.snapshot.guests == tuned
+        assert passes.stop()
     assert host.snapshot == before

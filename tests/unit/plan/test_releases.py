@@ -611,3 +611,41 @@ def test_a_budget_that_waits_for_its_thread_to_run_keeps_its_root_domain() -> No
     settle(host, policies)
     assert host.kernel.sched_attr(2001) == Sched()
     assert kinds(host.plan(policies)) == [("thread-sched", False)]
+
+
+@pytest.mark.parametrize("given", ["3", "2-3"])
+def test_a_realtime_thread_that_loses_its_cpu_leaves_its_class_though_its_guest_is_refused(
+    given: str,
+) -> None:
+    """The kernel lets a thread without a CPU run on all of its cpuset."""
+    host = imitated(cpus=4)
+    policies = ask(vr1=f"cpus: {{vcpu: {given}}}\nscheduler: {{vcpu: {{{FIFO}}}}}")
+    settle(host, policies)
+    on = CpuSet(range(3))
+    left = CpuSet.parse(given) & on
+    seen = host.observed()
+    cpus = tuple(replace(c, online=c.id in on) for c in seen.host.cpus)
+    threads = tuple(
+        replace(t, affinity=t.affinity & on or on, cpuset_effective=on)
+        for t in seen.guests[0].threads
+    )
+    guests = (replace(seen.guests[0], threads=threads), *seen.guests[1:])
+    plan = full_plan(
+        replace(seen, host=replace(seen.host, cpus=cpus), guests=guests), policies, host.entries()
+    )
+    (refusal,) = plan.refusals
+    assert "CPU 3 is offline" in refusal.reason
+    told = [(a.target.kind, str(a.after), a.reason) for a in plan.actions]
+    why = "a CPU that it was given is offline, so it may run on others"
+    assert told == ([] if left else [("thread-sched", "other", why)])
+    assert all(a.release for a in plan.actions)
+
+
+def test_a_pin_of_somebody_elses_costs_a_refused_guest_no_class() -> None:
+    host = imitated(cpus=4)
+    policies = ask(vr1=f"cpus: {{vcpu: 3}}\nscheduler: {{vcpu: {{{FIFO}}}}}")
+    settle(host, policies)
+    (vcpu,) = host.observed().guests[0].by_role(Role.VCPU)
+    host.kernel.state["threads"][str(vcpu.key.tid)]["mask"] = "2"
+    plan = host.plan(ask(vr1=f"cpus: {{vcpu: 7}}\nscheduler: {{vcpu: {{{FIFO}}}}}"))
+    assert (len(plan.refusals), plan.actions) == (1, ())
