@@ -24,10 +24,12 @@ from vsrtune.model.targets import (
     CgroupDir,
     CpusetFile,
     Partition,
+    Pin,
     Target,
     ThreadCgroup,
     ThreadSched,
     Value,
+    VcpuPin,
 )
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.plan.planner import plan
@@ -201,18 +203,46 @@ def test_a_second_guest_on_the_same_cpu_makes_both_float_in_the_slice() -> None:
     assert [a.target.guest for a in made.actions if isinstance(a.target, Partition)] == [HOST_REF]
 
 
-def test_a_guest_that_the_plan_moves_away_is_not_pushed_off() -> None:
+def pinned(*, exclusive: bool = True) -> Snapshot:
+    """vr1, and vr2 whose vcpu an operator pinned to CPU 2."""
     other = change(
         router("vr2", 2000, online="0-2"), Role.VCPU,
         affinity=cpus("2"), pin=cpus("2"), cpuset_cpus="2", cpuset_effective=cpus("2"),
     )  # fmt: skip
-    seen = with_cpusets(snapshot(router(online="0-2"), other, on=host(3)))
-    budgets = parse(
-        "guest: vr1\ncpus: {vcpu: 2}\nprofile: none\n"
+    return with_cpusets(snapshot(router(online="0-2"), other, on=host(3)), exclusive=exclusive)
+
+
+def budgets(on: str) -> Policy:
+    return parse(
+        f"guest: vr1\ncpus: {{vcpu: {on}}}\nprofile: none\n"
         "scheduler: {vcpu: {class: deadline, runtime: 2ms, period: 10ms}}\n",
         "vr1.yaml",
     )
-    made = plan(seen, [budgets, parse("guest: vr2\ncpus: {vcpu: 1}\nprofile: none\n", "vr2.yaml")])
+
+
+def test_a_pin_that_an_operator_holds_is_not_pushed_off() -> None:
+    """The policy of its guest asks for another CPU, and does not get it."""
+    seen = pinned()
+    policies = [budgets("2"), parse("guest: vr2\ncpus: {vcpu: 1}\nprofile: none\n", "vr2.yaml")]
+    vcpu = seen.guests[1].by_role(Role.VCPU)[0]
+    ours: dict[Target, Value] = {
+        VcpuPin("vr2", seen.guests[1].uuid, 0, vcpu.key): Pin(cpus("1"), "1")
+    }
+    (refusal,) = plan(seen, policies, ours).refusals
+    assert "would push vr2 vcpu 0, which no policy moves" in refusal.reason
+
+
+def test_a_slice_confines_nobody_who_is_bound_elsewhere() -> None:
+    """Before 6.7 the whole slice would become the partition of CPU 1."""
+    queue = parse("guest: vr2\nqueue: {macvtap: 400}\nprofile: none\n", "vr2.yaml")
+    (refusal,) = plan(pinned(exclusive=False), [budgets("1"), queue]).refusals
+    assert "vr2 vcpu 0, which no policy moves, is bound to CPUs 2 outside it" in refusal.reason
+
+
+def test_a_guest_that_the_plan_moves_away_is_not_pushed_off() -> None:
+    seen = pinned()
+    away = parse("guest: vr2\ncpus: {vcpu: 1}\nprofile: none\n", "vr2.yaml")
+    made = plan(seen, [budgets("2"), away])
     assert made.refusals == ()
     final = project(seen, made)
     assert [str(g.by_role(Role.VCPU)[0].affinity) for g in final.guests] == ["2", "1"]

@@ -84,8 +84,9 @@ def _search(
         _merge(context, snapshot, slice_, per_guest, search)
     for domain in search.domains:
         admit(snapshot, domain, search)
-        evict(snapshot, per_guest, domain, search)
+        evict(context, snapshot, domain, search)
         keep_out([m for m in pins if m.thread.role is Role.NAPI], domain, search)
+    bare(context.host, search)
     emulators(per_guest, search)
 
 
@@ -302,21 +303,19 @@ def _merge(
             )
         elif member.booked and search.chosen[member.thread.key].cpus != cpus:
             search.chosen[member.thread.key] = Chosen(cpus, f"floats in the partition {slice_}")
-    managed = {w.guest.ref for w in per_guest}
     for guest in snapshot.guests:
-        if guest.ref in managed:
-            continue
         for thread in guest.threads:
             bound = thread.affinity & context.online
-            below = within(thread.cgroup, slice_)
-            if below and thread.role in DATA_PLANE and not bound & cpus:
+            stays = thread.key not in search.chosen and not context.afloat(thread)
+            stays = stays and thread.role in DATA_PLANE
+            if stays and within(thread.cgroup, slice_) and not bound & cpus:
                 first = next(m for m in inside if m.booked)
                 search.refuse(
                     first,
                     f"{merged.why}; the whole of {slice_} would become the partition of CPUs "
-                    f"{cpus}, and {guest.ref} {label(thread)}, which no policy names, is bound "
+                    f"{cpus}, and {guest.ref} {label(thread)}, which no policy moves, is bound "
                     f"to CPUs {bound} outside it",
-                    f"give {guest.ref} a policy, use kernel 6.7 or later, or class fifo",
+                    "have a policy move it, use kernel 6.7 or later, or class fifo",
                 )
                 return
 
@@ -356,30 +355,48 @@ def admit(snapshot: Snapshot, domain: RootDomain, search: Search) -> None:
             beside.append(f"{member.name} ({percent(want)})")
 
 
-def evict(
-    snapshot: Snapshot, per_guest: Sequence[Requirements], domain: RootDomain, search: Search
-) -> None:
-    """Refuse a guest whose partition would push threads of guests without a policy off CPUs to
-    which somebody bound them."""
+def evict(context: Context, snapshot: Snapshot, domain: RootDomain, search: Search) -> None:
+    """Refuse a guest whose partition would push threads to which no policy gives CPUs off those to
+    which somebody bound them. Those of a slice that is a root domain are bound by it alone."""
     if domain.mode is DomainMode.ISOLATED:
         return
-    inside = {m.thread.key for m in domain.members}
-    managed = {w.guest.ref for w in per_guest}
     for guest in snapshot.guests:
         for thread in guest.threads:
             bound = bool(thread.affinity) and thread.affinity <= domain.cpus
+            bound = bound and not context.afloat(thread)
             work = thread.role in DATA_PLANE
             below = domain.mode is DomainMode.LOOSE and within(thread.cgroup, domain.path)
-            if not bound or not work or thread.key in inside or below or guest.ref in managed:
+            if not bound or not work or below or thread.key in search.chosen:
                 continue
             first = next(m for m in domain.members if m.booked)
             search.refuse(
                 first,
                 f"the partition of CPUs {domain.cpus} would push {guest.ref} {label(thread)}, "
-                f"which no policy names and which is bound to CPUs {thread.affinity}, off them",
-                f"choose other CPUs, or give {guest.ref} a policy",
+                f"which no policy moves and which is bound to CPUs {thread.affinity}, off them",
+                "choose other CPUs, or move it away first, by a policy or by hand",
             )
             return
+
+
+def bare(host: Host, search: Search) -> None:
+    """Refuse a guest whose partition at the top would take all CPUs from the list of a slice beside
+    it: without these the slice may use all that are left."""
+    domains = [d for d in search.domains if d.mode is DomainMode.KTHREADS]
+    top = CpuSet.union(d.cpus for d in domains)
+    ours = {d.path for d in search.domains}
+    for group in host.cpusets:
+        lists = CpuSet.parse(group.cpus)
+        beside = "/" not in group.path and not group.valid and not is_partition(group.path)
+        if not beside or group.path in ours or not lists or not lists <= top:
+            continue
+        domain = next(d for d in reversed(domains) if d.cpus & lists)
+        search.refuse(
+            next(m for m in domain.members if m.booked),
+            f"the partition of CPUs {domain.cpus} would leave no CPU to {group.path}, which is "
+            f"bound to CPUs {lists} (AllowedCPUs)",
+            "choose other CPUs, or give that slice more",
+        )
+        return
 
 
 def keep_out(
