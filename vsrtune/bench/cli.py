@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import random
 import re
-import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -23,7 +22,7 @@ from vsrtune.cli.options import (
     uri_option,
 )
 from vsrtune.cli.render import say
-from vsrtune.core.errors import InputError, VsrtuneError
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.host.state_files import MAX_SIZE, replace_file
 
@@ -294,18 +293,6 @@ def check_outputs(json_file: Path | None, html_file: Path | None) -> None:
     """Raises an error before a long run when its result could not be delivered."""
     for path in (json_file, html_file):
         check_place(path)
-        if path is None or str(path) == "-" or (path.exists() and not path.is_file()):
-            continue
-        try:
-            # os.access knows neither a full file system nor who is root on a file server.
-            with tempfile.NamedTemporaryFile(dir=path.parent) as file:
-                file.write(b"x")
-                file.flush()
-        except OSError as error:
-            raise InputError(
-                f"no file can be written there: {error.strerror}", where=str(path.parent),
-                hint="name another directory, or make room",
-            ) from error  # fmt: skip
     if html_file is not None:
         from vsrtune.bench.report import plots
 

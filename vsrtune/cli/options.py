@@ -384,12 +384,25 @@ def load_policies(dirs: tuple[Path, ...]) -> tuple[Policy, ...]:
 
 
 def check_place(file: Path | None) -> None:
-    """Raises InputError, before any work, when a file could not be written for want of its
-    directory."""
-    if file is not None and str(file) != "-" and not file.parent.is_dir():
+    """Raises InputError, before any work, when a file could not be written."""
+    if file is None or str(file) == "-" or (file.exists() and not file.is_file()):
+        return
+    if not file.parent.is_dir():
         raise InputError(
             "the directory does not exist", where=str(file.parent), hint="make it, or name another"
         )
+    import tempfile
+
+    try:
+        # os.access knows neither a full file system nor who is root on a file server.
+        with tempfile.TemporaryFile(dir=file.parent) as trial:
+            trial.write(b"x")
+            trial.flush()
+    except OSError as error:
+        raise InputError(
+            f"no file can be written there: {error.strerror}", where=str(file.parent),
+            hint="name another directory, or make room",
+        ) from error  # fmt: skip
 
 
 def check_dirs(dirs: tuple[Path, ...]) -> None:

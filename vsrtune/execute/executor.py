@@ -42,7 +42,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from typing import cast
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import (
@@ -57,7 +56,7 @@ from vsrtune.core.errors import (
 from vsrtune.execute.comparison import between, cut, exactly, still_applied
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
-from vsrtune.execute.waits import check, check_busy, starving
+from vsrtune.execute.waits import check, check_busy, pins_urgent, raises, starving
 from vsrtune.model.guest import REALTIME, Guest, Sched, SchedClass
 from vsrtune.model.journal_records import Entry, ours, same_setting, undo_action, undo_order
 from vsrtune.model.plan import Action, Plan
@@ -73,10 +72,9 @@ from vsrtune.model.targets import (
     ThreadCgroup,
     ThreadSched,
     Value,
-    VcpuPin,
 )
 from vsrtune.plan.brought_pins import REASON, entries
-from vsrtune.plan.phases import lowers, moves_work
+from vsrtune.plan.phases import moves_work
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +144,7 @@ def apply(plan: Plan, ops: LiveSysOps, journal: Journal, unmoved: Target | None 
     stuck = bool(tally.failed)
     # Targets for which the records alone would not tell what undo restores.
     named: set[Target] = set()
-    raised = {a.target.guest for a in plan.actions if _raises(a)} - {HOST_REF}
+    raised = {a.target.guest for a in plan.actions if raises(a)} - {HOST_REF}
     served = [a for a in plan.actions if moves_work(a.target)]
     if HOST_REF in passes:
         unmoved = _unmoved(served, tally)
@@ -161,7 +159,7 @@ def apply(plan: Plan, ops: LiveSysOps, journal: Journal, unmoved: Target | None 
             continue
         try:
             check_busy(target, tally.failed)
-            if unmoved and (own in raised or _pins_urgent(target, ops)):
+            if unmoved and (own in raised or pins_urgent(target, ops)):
                 raise starving(target, unmoved)
             tally.left += _finish_interrupted(target, ops, journal)
             now = ops.read(target)
@@ -220,23 +218,6 @@ def _unmoved(served: Iterable[Action], tally: _Tally) -> Target | None:
     if all(a in tally.done or a.target in known for a in served):
         return None
     return next(a.target for a, _ in tally.failed if _transaction(a.target) == HOST_REF)
-
-
-def _urgent(sched: Value) -> bool:
-    return isinstance(sched, Sched) and sched.cls in (*REALTIME, SchedClass.DEADLINE)
-
-
-def _raises(action: Action) -> bool:
-    """Whether the action gives a thread a realtime class or a budget, and not a lower one."""
-    before, after = action.before, action.after
-    return _urgent(after) and not lowers(cast(Sched, before), cast(Sched, after))
-
-
-def _pins_urgent(target: Target, ops: LiveSysOps) -> bool:
-    """Whether that is the CPUs of a guest's thread that has such a class now."""
-    if not isinstance(target, ThreadAffinity | VcpuPin) or moves_work(target):
-        return False
-    return _urgent(ops.read(ThreadSched(target.guest, target.thread, "")))
 
 
 def undo(ops: LiveSysOps, journal: Journal) -> Result:

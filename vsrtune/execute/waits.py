@@ -10,6 +10,7 @@ more in the same pass or undo.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import cast
 
 from vsrtune.core.errors import (
     BusyError,
@@ -19,7 +20,8 @@ from vsrtune.core.errors import (
     VsrtuneError,
     WriteError,
 )
-from vsrtune.model.guest import Sched, SchedClass
+from vsrtune.execute.host_writer import LiveSysOps
+from vsrtune.model.guest import REALTIME, Sched, SchedClass
 from vsrtune.model.plan import Action
 from vsrtune.model.targets import (
     CgroupDir,
@@ -30,8 +32,10 @@ from vsrtune.model.targets import (
     ThreadAffinity,
     ThreadCgroup,
     ThreadSched,
+    Value,
     VcpuPin,
 )
+from vsrtune.plan.phases import lowers, moves_work
 
 # Inverse actions that failed.
 Failed = Iterable[tuple[Action, VsrtuneError]]
@@ -85,6 +89,23 @@ def starving(target: Target, unmoved: Target) -> WriteError:
         hint="solve that, or write class: batch; tried again",
         lasting=Lasting.TRANSIENT,
     )
+
+
+def _urgent(sched: Value) -> bool:
+    return isinstance(sched, Sched) and sched.cls in (*REALTIME, SchedClass.DEADLINE)
+
+
+def raises(action: Action) -> bool:
+    """Whether the action gives a thread a realtime class or a budget, and not a lower one."""
+    before, after = action.before, action.after
+    return _urgent(after) and not lowers(cast(Sched, before), cast(Sched, after))
+
+
+def pins_urgent(target: Target, ops: LiveSysOps) -> bool:
+    """Whether that is the CPUs of a guest's thread that has such a class now."""
+    if not isinstance(target, ThreadAffinity | VcpuPin) or moves_work(target):
+        return False
+    return _urgent(ops.read(ThreadSched(target.guest, target.thread, "")))
 
 
 def _is(error: VsrtuneError, kind: type[VsrtuneError]) -> bool:
