@@ -18,6 +18,7 @@ from vsrtune.attach.libvirt_hotplug import LiveDomains
 from vsrtune.attach.plan.clone_model import File
 from vsrtune.attach.plan.steps import EVERY_QUEUE, NAPI_KIND, UPLINK, MadeDevice
 from vsrtune.host import netlink
+from vsrtune.host.filesystem import device_number
 from vsrtune.host.libvirt import DEFAULT_URI
 from vsrtune.model.host import Link
 
@@ -57,9 +58,8 @@ class LiveHost(LiveDomains):
         that index in any network namespace, and a user may choose the indexes in his own."""
         try:
             found = os.stat(f"/dev/tap{link.index}")
-            number = f"{os.major(found.st_rdev)}:{os.minor(found.st_rdev)}"
             own = Path(f"/sys/class/net/{link.name}/tap{link.index}/dev").read_text().strip()
-            return stat.S_ISCHR(found.st_mode) and number == own
+            return stat.S_ISCHR(found.st_mode) and device_number(found.st_rdev) == own
         except OSError:
             return False
 

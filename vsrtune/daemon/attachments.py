@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from vsrtune.attach.errors import SwitchError
@@ -29,6 +30,7 @@ from vsrtune.attach.sweep import Swept
 from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.retry import Pause, SaidOnce
+from vsrtune.daemon.events.thread import survive
 from vsrtune.daemon.systemd import LOGGER, fields
 from vsrtune.execute.jsonl_log import LockedError
 from vsrtune.execute.ledger import read_pending
@@ -299,13 +301,10 @@ class AttachThread:
             self._due.clear()
             if self._finish or self._back:
                 continue
-            try:
-                self._keeper.update(self._policies)
-            except Exception as error:
-                # The next pass may succeed, and the guests are to be switched back in the end.
-                if said.new(repr(error)):
-                    LOGGER.exception("attachments are not kept up; please report this")
-            said.end_of_pass()
+            # The guests are to be switched back in the end.
+            survive(
+                partial(self._keeper.update, self._policies), "attachments are not kept up", said
+            )
         try:
             self._clean = self._keeper.stop()
         except Exception:

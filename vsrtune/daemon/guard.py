@@ -35,7 +35,7 @@ from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.netdev import DeviceFrames, guest_frames, parse_net_dev
 from vsrtune.host.procfs import CLOCK_TICKS, Stat, parse_stat
 from vsrtune.model.daemon_state import DaemonState, Starved
-from vsrtune.model.guest import REALTIME, Guest, Role, ThreadKey
+from vsrtune.model.guest import REALTIME, TIMED, Guest, Role, ThreadKey
 from vsrtune.model.load import shared_devices
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.stepdown import StepLevel
@@ -43,7 +43,6 @@ from vsrtune.model.targets import EmulatorPin, ThreadAffinity, VcpuPin
 from vsrtune.observe.samples import parsed
 from vsrtune.plan.safety.starvation import (
     STARVED,
-    TIMED,
     Rule,
     Sight,
     Subject,

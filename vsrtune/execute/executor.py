@@ -57,7 +57,7 @@ from vsrtune.execute.comparison import between, cut, exactly, still_applied
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
 from vsrtune.execute.waits import check, check_busy, pins_urgent, raises, starving
-from vsrtune.model.guest import REALTIME, Guest, Sched, SchedClass
+from vsrtune.model.guest import TIMED, Guest, Sched
 from vsrtune.model.journal_records import Entry, ours, same_setting, undo_action, undo_order
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.snapshot import Snapshot
@@ -462,7 +462,7 @@ def _take_from_heir(
         return None
     now = ops.read(heir)
     # Only root gives these classes; the ordinary ones tell nothing.
-    if not isinstance(now, Sched) or now.cls not in (*REALTIME, SchedClass.DEADLINE):
+    if not isinstance(now, Sched) or now.cls not in TIMED:
         return None
     written = [e.written for e in (entry, entry.committed) if e is not None]
     if now == entry.original or not any(ours(value, now) for value in written):

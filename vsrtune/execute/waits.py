@@ -21,7 +21,7 @@ from vsrtune.core.errors import (
     WriteError,
 )
 from vsrtune.execute.host_writer import LiveSysOps
-from vsrtune.model.guest import REALTIME, Sched, SchedClass
+from vsrtune.model.guest import TIMED, Sched, SchedClass
 from vsrtune.model.plan import Action
 from vsrtune.model.targets import (
     CgroupDir,
@@ -92,7 +92,7 @@ def starving(target: Target, unmoved: Target) -> WriteError:
 
 
 def _urgent(sched: Value) -> bool:
-    return isinstance(sched, Sched) and sched.cls in (*REALTIME, SchedClass.DEADLINE)
+    return isinstance(sched, Sched) and sched.cls in TIMED
 
 
 def raises(action: Action) -> bool:

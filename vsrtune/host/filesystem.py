@@ -236,6 +236,11 @@ def _text(path: str, most: int | None = None) -> str:
     return data.decode("utf-8", "backslashreplace")
 
 
+def device_number(rdev: int) -> str:
+    """The number of a device node (FileStat.rdev) as the file ``dev`` in sysfs has it."""
+    return f"{os.major(rdev)}:{os.minor(rdev)}"
+
+
 def capped(names: Collection[str], path: str, most: int | None) -> Collection[str]:
     """The names. Raises OSError, E2BIG, for more than ``most``."""
     if most is not None and len(names) > most:

@@ -70,6 +70,8 @@ class SchedClass(Enum):
 
 # Threads of these run before all of the ordinary classes (sched(7)).
 REALTIME = (SchedClass.FIFO, SchedClass.RR)
+# Only root gives these: they run before the others, or have a budget.
+TIMED = (*REALTIME, SchedClass.DEADLINE)
 
 POLICY_NUMBERS = {
     SchedClass.OTHER: 0,

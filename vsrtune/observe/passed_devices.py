@@ -3,12 +3,11 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Mapping
 from contextlib import suppress
 
-from vsrtune.host.filesystem import HostRoot, text_of
+from vsrtune.host.filesystem import HostRoot, device_number, text_of
 from vsrtune.host.interrupts import joined, read_irqs
 from vsrtune.model.guest import PassedDevice
 
@@ -54,7 +53,7 @@ def passed_device(root: HostRoot, address: str) -> PassedDevice:
 
 def _is_group(root: HostRoot, path: str, group: str) -> bool:
     node = root.stat(path).rdev
-    return f"{os.major(node)}:{os.minor(node)}" == text_of(root, f"/sys/class/vfio/{group}/dev")
+    return device_number(node) == text_of(root, f"/sys/class/vfio/{group}/dev")
 
 
 def _by_vfio(root: HostRoot, address: str) -> bool:

@@ -4,13 +4,12 @@ and libvirt's XML."""
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from vsrtune.host.filesystem import HostRoot, text_of
+from vsrtune.host.filesystem import HostRoot, device_number, text_of
 from vsrtune.host.netdev import Device, NetReader
 from vsrtune.host.procfs import RawThread, napi_device, parse_fdinfo_iff, read_links, read_thread
 from vsrtune.model.domain_xml import DomainNic
@@ -123,7 +122,7 @@ class _Owners:
             node = self._root.stat(f"/proc/{self._process.pid}/fd/{number}").rdev
         except OSError:
             return False  # closed meanwhile
-        return told in (None, f"{os.major(node)}:{os.minor(node)}")
+        return told in (None, device_number(node))
 
     def _is_tap(self, device: Device) -> bool:
         """A user may make a tap of any name in a namespace of his own. Of a process here, its owner

@@ -90,12 +90,13 @@ def plan_with_releases(
     came = frozenset(
         t for t in brought_pins.brought(entries) & written.keys() if t.guest not in waiting
     )
+    adrift = _adrift(snapshot, written)
     unable: dict[str, tuple[Refusal, ...]] = {}
     released: frozenset[Target] = frozenset()
     # The guests that the judgement before these releases refused; None without releases.
     refused: frozenset[str] | None = None
     while True:
-        after = replace(_after(inputs, entries, released, came), unable=unable)
+        after = replace(_after(inputs, entries, released, came, adrift), unable=unable)
         judged = judge(after)
         why = judged.plan.refusals
         late = [] if refused is None else [r for r in why if r.guest not in refused]
@@ -105,7 +106,7 @@ def plan_with_releases(
             released, refused = frozenset(), None
             continue
         refused = frozenset(r.guest for r in why)
-        more = _released(inputs, judged) | came
+        more = _released(inputs, judged, adrift) | came
         if not more <= released:
             released |= more
             continue
@@ -135,14 +136,14 @@ def _after(
     entries: Sequence[Entry],
     released: Collection[Target],
     came: Collection[Target],
+    adrift: Collection[Target],
 ) -> Inputs:
     """The inputs of the plan for the host as the releases of these targets leave it. ``came``:
-    targets that guests have brought along."""
+    targets that guests have brought along; ``adrift`` as ``_adrift`` finds them."""
     if not released:
         return inputs
     snapshot, written = inputs.snapshot, inputs.applied
     present = PresentValues(snapshot)
-    adrift = _adrift(snapshot, written)
     back: list[Action] = []
     disowned: list[Target] = []
     for entry in undo_order(e for e in entries if e.target in released):
@@ -201,7 +202,7 @@ def _masks_followed(
     return applied
 
 
-def _released(inputs: Inputs, judged: Judged) -> frozenset[Target]:
+def _released(inputs: Inputs, judged: Judged, adrift: Collection[Target]) -> frozenset[Target]:
     """Targets of the journal that no policy asks for any more: of running guests, of the host,
     and cgroups at the top that guests left behind.
 
@@ -279,7 +280,7 @@ def _released(inputs: Inputs, judged: Judged) -> frozenset[Target]:
             if isinstance(t, ThreadSched) and t.guest in changing and _is_realtime(v)
         }
     left = {r.guest for r in judged.plan.refusals}
-    return frozenset(out).union(t for t in _adrift(snapshot, applied) if t.guest in left)
+    return frozenset(out).union(t for t in adrift if t.guest in left)
 
 
 def _adrift(snapshot: Snapshot, applied: Mapping[Target, Value]) -> set[Target]:
@@ -398,11 +399,8 @@ def _is_applied(host: Host, now: Value | None, written: Value) -> bool:
     match now, written.cpus if isinstance(written, Pin) else written:
         case (CpuSet() as cpus, CpuSet() as our_cpus):
             return cpus & host.online == our_cpus & host.online
-        case (PartitionState() as state, PartitionState() as our_state):
-            # A partition that became invalid is still ours.
-            return state.wanted == our_state.wanted
-        case (Sched() as sched, Sched() as our_sched):
-            return ours(our_sched, sched)
+        case (PartitionState() | Sched() as value, our_value):
+            return ours(our_value, value)
         case (TimeSlice() as turn, TimeSlice() as our_turn):
             return our_turn.reached_by(turn)
     return now is None or now == written

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 from vsrtune.core.retry import SaidOnce
 from vsrtune.daemon.systemd import LOGGER
@@ -22,6 +23,17 @@ class Background(threading.Thread):
         self._stopping.set()
 
 
+def survive(work: Callable[[], object], lost: str, said: SaidOnce) -> None:
+    """Call ``work``, which the thread must survive whatever it meets: the next call may succeed.
+    Log a failure once while it lasts; ``lost`` says what nobody does meanwhile."""
+    try:
+        work()
+    except Exception as error:
+        if said.new(repr(error)):
+            LOGGER.exception("%s; please report this", lost)
+    said.end_of_pass()
+
+
 class Sampler(Background):
     """Calls ``update`` of a subclass again and again, ``_pause`` seconds apart. ``lost`` says what
     nobody does until the next call that succeeds."""
@@ -34,13 +46,7 @@ class Sampler(Background):
         """Sample until asked to stop."""
         said = SaidOnce()
         while not self._stopping.wait(self._pause()):
-            try:
-                self.update()
-            except Exception as error:
-                # It must survive whatever it reads; the next sample may succeed.
-                if said.new(repr(error)):
-                    LOGGER.exception("%s; please report this", self._lost)
-            said.end_of_pass()
+            survive(self.update, self._lost, said)
 
     def update(self) -> None:
         """Sample once."""

@@ -35,10 +35,10 @@ from dataclasses import dataclass, field, replace
 
 from vsrtune.model.guest import (
     DATA_PLANE,
+    TIMED,
     Guest,
     NicKind,
     Role,
-    SchedClass,
     ThreadKey,
     thread_label,
 )
@@ -49,7 +49,6 @@ SAMPLES = 3
 RECENT = 60.0
 STARVED = 4.0
 
-TIMED = (SchedClass.FIFO, SchedClass.RR, SchedClass.DEADLINE)
 _RUNNABLE = "R"
 # The resolution of the rates of the last minute, in seconds.
 _BUCKET = 5.0
