@@ -421,6 +421,6 @@ def no_policies(dirs: tuple[Path, ...]) -> str:
     places = ", ".join(str(d) for d in dirs)
     return (
         f"no policy in {places}, so no guest is tuned; "
-        "`vsrtune policy init GUEST` writes one, more are in /usr/share/vsrtune/policies; "
+        "`vsrtune policy init GUEST -o FILE` writes one, more are in /usr/share/vsrtune/policies; "
         "then try `vsrtune plan`"
     )

@@ -26,9 +26,11 @@ from vsrtune.cli.options import (
 from vsrtune.cli.render import complain, print_json, say
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
+from vsrtune.model.guest import Guest
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe import config_files
 from vsrtune.observe.config_files import load_dirs
+from vsrtune.policy.model import Policy
 from vsrtune.policy.schema import SCHEMA
 
 
@@ -102,8 +104,9 @@ def init(
     refuses nothing of it on this host as it is now.
 
     \b
-    Exit codes: 0 written, 1 no such guest, or the file exists, 2 a policy that is there is
-    wrong, or the file's directory does not exist, 4 the host could not be read.
+    Exit codes: 0 written, 1 no such guest, or the file exists, or another policy of that
+    directory names the guest, 2 a policy that is there is wrong, or the file's directory
+    does not exist, 4 the host could not be read.
     """
     # The planner, which `policy check` and `policy schema` need not load.
     from vsrtune.plan.starter_policy import start
@@ -112,9 +115,12 @@ def init(
     policies = load_dirs(policy_dirs)
     snapshot = observe(root, uri, trace_seconds, policies)
     entries, _ = journalled(journal, root)
+    running = running_guest(snapshot, guest)
+    if output is not None and _would_be_read(output, policy_dirs):
+        _check_named(running, output, policies)
     made = start(
         snapshot,
-        running_guest(snapshot, guest),
+        running,
         policies,
         {e.target: e.written for e in entries},
         _no_realtime(root, snapshot),
@@ -127,10 +133,34 @@ def init(
             file.write(made.text)
     except FileExistsError:
         raise VsrtuneError(
-            "the file exists and is left as it is", where=str(output), hint="name a new one"
+            "the file exists and is left as it is",
+            where=str(output),
+            hint="change it, or name a new one",
         ) from None
     say(f"{output}: written; next: vsrtune plan")
     return ExitCode.DONE
+
+
+def _would_be_read(file: Path, policy_dirs: tuple[Path, ...]) -> bool:
+    places = [directory.resolve() for directory in policy_dirs]
+    return file.suffix in config_files.SUFFIXES and file.parent.resolve() in places
+
+
+def _check_named(guest: Guest, output: Path, policies: tuple[Policy, ...]) -> None:
+    """Raises VsrtuneError when a policy that would stand beside ``output`` names the guest: with
+    both of them no daemon starts, or the guest is refused."""
+    from vsrtune.policy.matching import Match, match
+
+    for policy in policies:
+        # Of two files of one name, in two directories, only one is read.
+        beside = Path(policy.path).name != output.name
+        if beside and match(policy, guest) is Match.EXACT:
+            raise VsrtuneError(
+                f"this policy names {guest.ref} already, and a guest has one",
+                where=policy.at("guest"),
+                hint="change this file, or move it away first; without -o, init prints the policy "
+                "that it would write",
+            )
 
 
 def _no_realtime(root: Path | None, snapshot: Snapshot) -> str:

@@ -213,6 +213,27 @@ class TestCommand:
         assert "hint:" in err
         assert file.read_text() == text
 
+    def test_no_second_policy_of_a_guest_comes_into_a_directory(
+        self, recorded: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        """With it no daemon would start. What is no policy of the directory is written."""
+        here, other = tmp_path / "here", tmp_path / "other"
+        for place in (here, other):
+            place.mkdir()
+        (here / "interrupts.yaml").write_text("# ours\nguest: vr1\n")
+        words = ["policy", "init", "vr1", "--root", recorded, "-o"]
+        dirs = ["--policies", str(here), "--policies", str(other)]
+        for name in ("here/vr1.yaml", "other/vr1.yaml"):
+            assert run([*words, str(tmp_path / name), *dirs]) == 1
+            err = capsys.readouterr().err
+            assert f"{here}/interrupts.yaml:2: this policy names vr1 already" in err
+            assert "move it away" in err
+        assert run(["policy", "check", *dirs]) == 0
+        # A file of the same name in a later directory is read instead of this one.
+        for name in ("vr1.yaml", "here/vr1.yaml.new", "other/interrupts.yaml"):
+            assert run([*words, str(tmp_path / name), *dirs]) == 0
+        assert run(["policy", "check", *dirs]) == 0
+
     def test_no_such_guest(self, recorded: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert run(["policy", "init", "nobody", "--root", recorded]) == 1
         assert "vr1" in capsys.readouterr().err
