@@ -20,9 +20,7 @@ from vsrtune.cli.options import (
     options,
     places_options,
 )
-from vsrtune.cli.render import say
 from vsrtune.core.exit_codes import ExitCode
-from vsrtune.doctor.facts.module import BOOT_UNIT, boot_unit_enabled
 from vsrtune.execute.jsonl_log import holder
 from vsrtune.model.guest import Attachment
 
@@ -114,9 +112,7 @@ def attach(
 
 
 def _after(switch: Switch, journal: Path) -> None:
-    forth = switch.to is Attachment.NAPI_MACVLAN
-    if forth and any(m.config[0] for m in switch.moves) and boot_unit_enabled() is False:
-        say(f"For these guests to start after a reboot: systemctl enable {BOOT_UNIT}")
+    attachments.tell_of_boot(switch)
     if not any(m.live[0] for m in switch.moves):
         return
     if holder(journal):

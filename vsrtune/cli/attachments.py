@@ -97,6 +97,17 @@ def carry(switcher: Switcher, switch: Switch) -> Swept:
         return switcher.carry_out(switch)
 
 
+def tell_of_boot(switch: Switch) -> None:
+    """Say how the devices that definitions name since this switch are made at a boot, unless the
+    host does that already."""
+    from vsrtune.doctor.facts.module import BOOT_UNIT, boot_unit_enabled
+
+    forth = switch.to is Attachment.NAPI_MACVLAN
+    named = switch.clones or any(move.config[1] for move in switch.moves)
+    if forth and named and boot_unit_enabled() is False:
+        say(f"For these guests to start after a reboot: systemctl enable {BOOT_UNIT}")
+
+
 def recorded(snapshot: Snapshot, policies: Sequence[Policy]) -> tuple[Batch, ...]:
     """The switches that the policies ask for on a recorded host. It shows the devices of running
     guests only, and no definition, so there are no steps."""

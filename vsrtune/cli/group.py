@@ -270,6 +270,7 @@ def _carry_out(
         failed: tuple[VsrtuneError, ...] = ()
         if not dry_run and (switch.steps or switch.leaves or switch.ended or switch.kept):
             swept = attachments.carry(switcher, switch)
+            attachments.tell_of_boot(switch)
             for text in swept.did if switch.ended else ():
                 say(text)
             failed = swept.failed

@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 from uuid import uuid4
 
+import pvr_group
 import pytest
 
 from vsrtune.attach.ledger import ENDED, AttachLedger
 from vsrtune.attach.plan.clone_model import Clone, File
+from vsrtune.cli import attachments
 from vsrtune.cli.main import run
 from vsrtune.core.codec import encode
+from vsrtune.doctor.facts import module
 
 pytest.importorskip("libvirt")
 
@@ -111,3 +114,25 @@ def test_no_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "No group was created" in capsys.readouterr().out
     assert group(tmp_path, "status", "--json") == 0
     assert capsys.readouterr().out == "[]\n"
+
+
+def test_create_says_what_makes_the_devices_at_a_boot(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where that is not arranged, and where definitions name the devices from now on."""
+    host = pvr_group.fresh()
+    monkeypatch.setattr(attachments, "LiveHost", lambda _uri: host)
+    file = tmp_path / "edge.yaml"
+    file.write_text(FILE.replace("[test]", "[a, b]").replace("{in: lo}", "{in: p0, out: p1}"))
+    said = {}
+    for enabled in (False, True, None):
+        monkeypatch.setattr(module, "boot_unit_enabled", lambda enabled=enabled: enabled)
+        for words in (
+            ("create", str(file), "--dry-run"),
+            ("create", str(file)),
+            ("delete", "edge"),
+        ):
+            assert group(tmp_path, *words) == 0
+            out = capsys.readouterr().out
+            said[enabled, *words[::2]] = "systemctl enable vsrtune-devices" in out
+    assert [key for key, told in said.items() if told] == [(False, "create")]

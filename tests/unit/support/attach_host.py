@@ -104,6 +104,9 @@ class FakeAttachHost:
                 self._attach(guest, text)
         return guest
 
+    def close(self) -> None:
+        """As a host with connections has."""
+
     def index(self, name: str) -> int:
         return next(i for i, link in self.table.items() if link.name == name)
 
