@@ -139,7 +139,7 @@ def test_the_first_hour_as_the_readme_says(
     for tid in libvirt_guest.data_plane():
         assert hoststate.sched(tid).startswith(labhelp.realtime_start()), done.stdout
         assert not labhelp.mask(tid) & irq_cpus
-    labhelp.sh("systemctl", "stop", "vsrtune")
+    labhelp.sh("systemctl", "disable", "--now", "vsrtune")
     assert {tid: hoststate.sched(tid) for tid in libvirt_guest.data_plane()} == before
 
 
