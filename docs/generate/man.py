@@ -26,6 +26,10 @@ FILES = (
     (str(JOURNAL), "What was changed on this boot, with the original values."),
     (str(ATTACH_LEDGER), "Switched attachments, and the devices made for them."),
     ("/run/vsrtune/trace-results.json", "Which worker was seen to serve which interface."),
+    (
+        "/usr/share/doc/vsrtune/docs",
+        "Documents, which messages name docs/NAME.md; measurements and tests are in the source.",
+    ),
 )
 
 

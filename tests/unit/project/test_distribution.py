@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import configparser
 import email
+import os
 import re
 import shutil
 import subprocess
@@ -149,6 +150,45 @@ def test_what_builds_the_package_is_installed_for_it() -> None:
     (block,) = re.findall(r"^Build-Depends:\n((?: .*\n)+)", control, re.MULTILINE)
     needed = set(re.findall(r"^ ([a-z0-9-]+)", block, re.MULTILINE)) - {"debhelper-compat"}
     assert set(hosttools.PACKAGE.values()) == needed | {"debhelper", "dpkg-dev"}
+
+
+# What documents lead to and only the source has.
+SOURCE = ("CONTRIBUTING.md", "LICENSE", "docs/results", "kmod", "tests")
+
+
+def _words(list_of: str) -> list[list[str]]:
+    return [line.split() for line in (TREE / "debian" / list_of).read_text().splitlines()]
+
+
+def _installed() -> dict[str, Path]:
+    """The files and directories of the tree that the package has, by their names in it."""
+    lines = [*_words("vsrtune.install"), *([*words, "usr/share/doc/vsrtune"] for words in
+             _words("vsrtune.docs"))]  # fmt: skip
+    found = {}
+    for *patterns, place in lines:
+        for top in (top for pattern in patterns for top in TREE.glob(pattern)):
+            below = top.rglob("*") if top.is_dir() else ()
+            for path in (top, *below):
+                found[f"{place}/{path.relative_to(top.parent)}"] = path
+    for there, name in _words("vsrtune.links"):
+        found |= {n.replace(there, name, 1): p for n, p in found.items() if n.startswith(there)}
+    return found
+
+
+def test_links_of_installed_documents_lead_to_files_that_are_installed() -> None:
+    names = _installed()
+    pages = {name: path for name, path in names.items() if name.endswith(".md")}
+    assert len(pages) > 30
+    wrong = []
+    for name, path in pages.items():
+        for target in re.findall(r"\]\(([^)#\s]+)", path.read_text("utf-8")):
+            there = os.path.normpath(f"{os.path.dirname(name)}/{target}")
+            inside = os.path.relpath((path.parent / target).resolve(), TREE)
+            if "://" not in target and there not in names and not inside.startswith(SOURCE):
+                wrong.append(f"{name}: {target}")
+    assert wrong == []
+    # Nothing has another name for being compressed.
+    assert "dh_compress -X.md -X.yaml\n" in (TREE / "debian/rules").read_text()
 
 
 def test_versions_are_the_same_everywhere() -> None:
