@@ -16,12 +16,13 @@ from typing import Any
 
 from experiments.data import Data, Missing
 from experiments.judge import ALIVE, KEPT, SAME, SENT, Refused, StoodStill
-from experiments.plan import Claim, Figure, Run, Verdict
+from experiments.plan import Claim, Figure, Run, Verdict, shipped
 from experiments.text import table
 from vsrtune.bench.report import plots
 from vsrtune.bench.report.points import DROPS, Point, by_configuration, used
 from vsrtune.bench.report.tables import number, percent
 from vsrtune.bench.spec.model import Outcome
+from vsrtune.policy.parser import parse
 
 # Of a claim of a paper, of an aim of our own, and of a lever.
 _NONE = {
@@ -232,6 +233,8 @@ def _figure(
     if figure.paper:
         lines += [f"*The paper.* {figure.paper}", ""]
     lines += [f"*Here.* {figure.ours}", ""]
+    for then in others_shipped(figure, data):
+        lines += [then, ""]
     lines += _plots(figure, data, drawn)
     if verdicts:
         rows = ((c.text, answers[v.answer], v.text) for c, v in verdicts)
@@ -256,6 +259,30 @@ def _figure(
     if figure.runs:
         lines += ["Raw: " + ", ".join(_links(figure, data)) + ".", ""]
     return lines
+
+
+def others_shipped(figure: Figure, data: Data) -> Iterator[str]:
+    """A sentence for each run whose shipped policy had other classes than today's."""
+    own, now = data.of(figure.id), shipped("router")
+    for run in figure.runs:
+        names = [c["name"] for c in run.configurations if c.get("policy", "").startswith(now)]
+        if not names or not own.has(run.name):
+            continue
+        made = {c.name: c.policy or "" for c in own.outcome(run.name).configurations}
+        old = {_classes(made[name]) for name in names if name in made} - {_classes(now)}
+        if old:
+            yield (
+                f"The policy that was shipped when `{run.name}` was measured had {' and '.join(sorted(old))}. Today's "
+                f"has {_classes(now)}: these figures are not of it."
+            )
+
+
+def _classes(text: str) -> str:
+    """Of the vcpus and the vhost workers of a policy."""
+    one = parse(text, "")
+    rules = [rule for rule in (one.vcpu_sched, one.vhost_sched) if rule is not None]
+    told = [f"{r.cls.value}{f' with turns of {r.slice_ms} ms' * bool(r.slice_ms)}" for r in rules]
+    return f"class {' beside '.join(dict.fromkeys(told))}"
 
 
 def _links(figure: Figure, data: Data) -> Iterator[str]:
