@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import inf
 from typing import Any
 
 from experiments.data import Data
@@ -22,6 +23,7 @@ from experiments.figures import peers
 from experiments.judge import Judge, Place, kept, rounds, top
 from experiments.plan import Boot, Claim, Figure, Run, Verdict, policy, shipped, untuned
 from experiments.text import offered, percent, ranged, table
+from vsrtune.bench.traffic.probe import rank
 
 TIMES = (1.0, 2.0, 4.0)
 RATES = (1000, 2000, 4000)
@@ -147,7 +149,7 @@ def told(data: Data, name: str, load: float) -> str:
     """Of a configuration at a load: how often BGP was kept, and how long it was up."""
     if name not in _made(data):
         return "not measured"
-    seen = _seen(data, name, load)
+    seen = _began(_seen(data, name, load))
     return f"{_kept(seen, 'bgp')}, {percent(up(o, 'bgp') for o in seen)} %"
 
 
@@ -159,6 +161,11 @@ def _made(data: Data) -> list[str]:
 def _seen(data: Data, name: str, load: float) -> list[Control]:
     """What the peers saw of a configuration at a load, by round."""
     return [data.control(RUN, trial) for trial in data.trials(RUN, name, load)]
+
+
+def _began(seen: Sequence[Control]) -> list[Control]:
+    """Those that decide something of sessions."""
+    return [one for one in seen if one["before"]]
 
 
 def _kept(seen: Sequence[Control], session: str) -> str:
@@ -177,7 +184,8 @@ def summary(data: Data) -> list[str]:
         row = [f"{times:g}x, {load:,.0f} pps"]
         for name in names:
             seen = _seen(data, name, load)
-            row += [f"{data.at(RUN, name, load).pps:,.0f}", _kept(seen, "bgp"), _kept(seen, "ospf")]
+            kept = [_kept(_began(seen), session) for session in ("bgp", "ospf")]
+            row += [f"{data.at(RUN, name, load).pps:,.0f}", *kept]
         rows.append(row)
     return table(heads, rows)
 
@@ -190,7 +198,7 @@ def _tables(data: Data) -> list[str]:
         *(f"{n} kept" for n in NAMES.values()),
         "BGP up %",
     ]
-    heads += ["all back after, s", "SNMP ms, P50 / P99", "lost %", "SSH ms, P50", "lost %"]
+    heads += ["all back after, s", "SNMP ms, P50", "lost %", "SSH ms, P50", "lost %"]
     rows = []
     for times in TIMES:
         load = _load(data, times)
@@ -198,18 +206,22 @@ def _tables(data: Data) -> list[str]:
             trials = data.trials(RUN, name, load)
             seen = _seen(data, name, load)
             cells = [ranged([t.pps for t in trials])]
-            cells += [_kept(seen, s) for s in NAMES]
-            cells += [percent(up(o, "bgp") for o in seen), _back(seen), *_delays(seen, "snmp")]
-            cells += _delays(seen, "ssh", (0.5,))
+            began = _began(seen)
+            cells += [_kept(began, s) for s in NAMES]
+            cells += [percent(up(o, "bgp") for o in began), _back(began)]
+            cells += [*_delays(seen, "snmp"), *_delays(seen, "ssh")]
             rows.append([f"{times:g}x, {load:,.0f}", name, *cells])
     head = (
-        f"Median (lowest..highest) of {len(seen)} rounds. {data.routes(RUN):,} routes. The delays are of all "
-        "requests of the rounds; one without an answer counts as slower than any."
+        f"Median (lowest..highest) of {len(seen)} rounds. {data.routes(RUN):,} routes. A trial that began before all "
+        "sessions were up is in no column of sessions. The delays are of all requests of the rounds; one "
+        "without an answer counts as slower than any."
     )
-    if not all("rested" in data.control(RUN, t) for t in data.outcome(RUN).trials):
+    trials = data.outcome(RUN).trials
+    tired = sum(not data.control(RUN, trial).get("rested") for trial in trials)
+    if tired:
         head += (
-            " These trials were made without a hold time between them: a session that one doomed may "
-            "count as lost in the next."
+            f" After {tired} of {len(trials)} trials not all sessions were up for a hold time: one that the "
+            "trial doomed may count as lost in the next."
         )
     return [head, "", *table(heads, rows)]
 
@@ -224,12 +236,11 @@ def _back(seen: Sequence[Control]) -> str:
     return f"{found}{f', {never} not in time' if never else ''}"
 
 
-def _delays(seen: Sequence[Control], what: str, parts: Sequence[float] = (0.5, 0.99)) -> list[str]:
+def _delays(seen: Sequence[Control], what: str) -> list[str]:
     took = [t for o in seen for t in o[what]]
-    known = sorted(t for t in took if t is not None)
-    places = [round(part * (len(took) - 1)) for part in parts]
-    each = [f"{known[place]:,.0f}" if place < len(known) else "none" for place in places]
-    return [" / ".join(each), f"{100 * (1 - len(known) / max(len(took), 1)):.0f}"]
+    middle = rank(sorted(inf if t is None else t for t in took), 0.5)
+    lost = took.count(None) / max(len(took), 1)
+    return [f"{middle:,.0f}" if middle not in (None, inf) else "none", f"{100 * lost:.0f}"]
 
 
 def _plots(figure: str, title: str, data: Data) -> Mapping[str, Any]:

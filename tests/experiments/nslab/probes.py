@@ -14,7 +14,7 @@ import struct
 import time
 
 from vsrtune.bench.spec.model import Leg
-from vsrtune.bench.traffic.probe import udp_frame
+from vsrtune.bench.traffic.probe import rank, udp_frame
 
 from .beds import Bed
 from .spaces import GENERATOR, inside
@@ -59,15 +59,15 @@ def latencies(bed: Bed, cpu: int, seconds: float) -> dict[str, float]:
         sender.bind((stream.wire, 0))
         count = _send(sender, stream.mac, stream.destination, cpu, seconds)
         time.sleep(0.1)
-        found = sorted(_received(receiver))
+        found = sorted(round(time, 2) for time in _received(receiver))
     if not found:
         return {"sent": count, "received": 0}
     return {
         "sent": count,
         "received": len(found),
-        "p50": _at(found, 0.5),
-        "p90": _at(found, 0.9),
-        "p99": _at(found, 0.99),
+        "p50": rank(found, 0.5),
+        "p90": rank(found, 0.9),
+        "p99": rank(found, 0.99),
     }
 
 
@@ -95,7 +95,3 @@ def _received(receiver: socket.socket) -> list[float]:
                     whole, parts = struct.unpack_from("qq", value)
                     found.append((whole * 1_000_000_000 + parts - sent) / 1000)
     return found
-
-
-def _at(ordered: list[float], share: float) -> float:
-    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 2)

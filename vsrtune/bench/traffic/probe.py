@@ -155,13 +155,14 @@ def latency(sent: Mapping[int, int], received: Mapping[int, int]) -> Latency | N
         return None
     times = sorted((received[n] - sent[n]) / 1e9 for n in sent if n in received)
     lost = len(sent) - len(times)
-    (p50, p90, p99) = (_rank(times, share) for share in (0.50, 0.90, 0.99))
-    p999 = _rank(times, 0.999) if len(times) >= ENOUGH else None
+    (p50, p90, p99) = (rank(times, share) for share in (0.50, 0.90, 0.99))
+    p999 = rank(times, 0.999) if len(times) >= ENOUGH else None
     jitter = None if p99 is None else p99 - times[0]
     return Latency(len(sent), lost, p50, p90, p99, p999, jitter)
 
 
-def _rank(times: Sequence[float], share: float) -> float | None:
+def rank(times: Sequence[float], share: float) -> float | None:
+    """That percentile, ``share`` of 1, of ascending values: the nearest rank. None of none."""
     return times[max(0, math.ceil(share * len(times)) - 1)] if times else None
 
 
