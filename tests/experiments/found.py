@@ -10,25 +10,22 @@ from __future__ import annotations
 import json
 import re
 import textwrap
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 from experiments.data import Data, Missing
 from experiments.figures import fairness, fig03, fig20, frr, isolation, napi_isolation, peers
-from experiments.judge import Judge, Place, above, compared, rounds, top
-from experiments.page import REACHED, counted, decided, judged, pages
-from experiments.plan import GROUP, Claim, Figure, Run, Verdict, shipped
+from experiments.judge import Judge, Place, above, compared, rounds, sooner, top
+from experiments.page import REACHED, counted, decided, judged, others_shipped, pages
+from experiments.plan import GROUP, Claim, Figure, Run, Verdict
 from experiments.sized import SIZES, point, wire
 from experiments.text import offered, ranged, table
 from vsrtune.core.stats import paired_ratio
-from vsrtune.policy.model import Policy, SchedRule
-from vsrtune.policy.parser import parse
 
 WIDTH = 150
-# Of the loads of the peers, in times of the untuned peak.
-_SHOWN = (1.0, 2.0, 4.0)
 _DELAY = "P99 of the delay, at most 0.1 of untuned"
 
 _HEAD = """\
@@ -37,14 +34,11 @@ with its 95 % interval. Verdicts are by [rules](../../tests/experiments/judge.py
 the trials allow the point and its opposite, *not judged* that they decide nothing."""
 
 _NOT = (
-    "A real NIC, a link, or a host that is not emulated: the labs run on TCG, over veth. VyOS, OPNsense or OpenWrt "
-    "as they come: the guests are Debian's kernel that forwards, some with FRR."
+    "A real NIC, a link, a host that is not emulated (TCG, veth); VyOS, OPNsense, OpenWrt: the guests are Debian, "
+    "some with FRR."
 )
-# The other pages, in the order in which to read them.
-_APPENDIX = (
-    "peers", "frr", "no-harm", "pod", "levers", "demo", "queue", "paper", "module-guest", "early-drop",
-    "order", "napi-macvlan", "scale", "events", "bottlenecks",
-)  # fmt: skip
+# Pages to which nothing above leads.
+_APPENDIX = ("levers", "queue", "early-drop")
 
 
 @dataclass(frozen=True)
@@ -105,8 +99,8 @@ def text(figures: Sequence[Figure], docs: Path) -> str:
     lines = ["# What was found", "", *_wrapped(_HEAD), ""]
     for part in (_forwards, _sessions, _costs, _beside, _rest, _not_measured):
         lines += [*part(found), ""]
-    links = (f"[{name}]({name}.md)" for name in _APPENDIX)
-    return "\n".join([*lines, *_wrapped(f"**Appendix:** {', '.join(links)}.")]) + "\n"
+    links = ", ".join(f"[{name}]({name}.md)" for name in _APPENDIX)
+    return "\n".join([*lines, f"**Appendix**, beside the pages above: {links}."]) + "\n"
 
 
 def _wrapped(words: str, first: str = "", rest: str = "") -> list[str]:
@@ -148,21 +142,21 @@ def _forwards(found: _Found) -> list[str]:
         if not all(data.has(run.name) for run in figure.runs):
             rows.append([kernel, "", *["not measured"] * 3])
             continue
-        for factor in _SHOWN:
+        for factor in peers.FACTORS:
             load = peers.load_of(data, factor)
             ours = Place(peers.RUN, peers.OURS, load)
             others = (Place(peers.RUN, name, load) for name in (peers.UNTUNED, peers.LIBVIRT))
             judges = [*(_more(ours, other) for other in others), peers.sooner(factor, 0.1)]
             cells = [_said(decided(Claim("", judge), data)) for judge in judges]
             rows.append([kernel, f"{factor:g}x, {load:,.0f} pps", *cells])
-        aims.append(f"{kernel}, {_tally(found.of(figure.id))}")
+        aims.append(f"{kernel.partition(' (')[0]}, {_tally(found.of(figure.id))}")
     if found.data.of(peers.NIC_FIGURE.id).has(peers.RUN):
-        aims.append(f"with interrupts, on e1000e, {_tally(found.of(peers.NIC_FIGURE.id))}")
+        aims.append(f"on e1000e, {_tally(found.of(peers.NIC_FIGURE.id))}")
     return [
         "## How much more a router forwards, and how much sooner", "",
         *table(("", "offered", "more than untuned", "more than with libvirt's pins", _DELAY), rows), "",
-        *_item(f"The aims: {'; '.join(aims) or 'not measured'}. [Each](peers.md)."),
-        *_policy_then(found.data.of(peers.FIGURE.id)), "",
+        *_item(f"[The aims](peers.md): {'; '.join(aims) or 'not measured'}."),
+        *(line for then in others_shipped(peers.FIGURE, found.data) for line in _item(then)), "",
         *_pictures(
             found,
             (f"{peers.FIGURE.id}-delay", _see_peers),
@@ -182,25 +176,6 @@ def _said(verdict: Verdict) -> str:
 
 def _figures(verdict: Verdict) -> str:
     return verdict.text.rpartition(": ")[2]
-
-
-def _policy_then(data: Data) -> list[str]:
-    """Where the policy that was measured is not the one that is shipped now."""
-    if not data.has(peers.RUN):
-        return []
-    configurations = {c.name: c for c in data.outcome(peers.RUN).configurations}
-    then, now = parse(configurations[peers.OURS].policy or "", ""), parse(shipped("router"), "")
-    if _classes(then) == _classes(now):
-        return []
-    return _item(
-        f"The policy that was measured has vcpu and vhost in class {_classes(then)[0].cls.value}. The "
-        f"one that is shipped now has class {_classes(now)[0].cls.value}: below it is compared with "
-        "untuned routers, but not with libvirt's pins."
-    )
-
-
-def _classes(policy: Policy) -> list[SchedRule]:
-    return [rule for rule in (policy.vcpu_sched, policy.vhost_sched) if rule is not None]
 
 
 def _sessions(found: _Found) -> list[str]:
@@ -225,9 +200,31 @@ def _sessions(found: _Found) -> list[str]:
 
 
 def _costs(found: _Found) -> list[str]:
-    """Every point of the figure on harm, whatever they are."""
+    """Every point of the figure on harm, whatever they are, and every load with a longer delay."""
     told = " ".join(one.told for one in found.on("no-harm"))
-    return ["## Whether it ever costs anything", "", *_item(told)]
+    late = [text for figure in peers.FIGURES for text in _later(figure, found.data)]
+    return [
+        "## Whether it ever costs anything", "", *_item(f"{told} [Each](no-harm.md)."),
+        *_item(f"**The delay is longer**, by P99: {'; '.join(late) or 'not shown'}."),
+    ]  # fmt: skip
+
+
+def _later(figure: Figure, every: Data) -> Iterator[str]:
+    """Where the whole interval of our P99 over that of another is above 1."""
+    data = every.of(figure.id)
+    if not data.has(peers.RUN):
+        return
+    for factor in peers.FACTORS:
+        load = partial(peers.load_of, factor=factor)
+        judges = {name: sooner(peers.RUN, peers.OURS, name, load) for name in frr.OTHERS}
+        verdicts = {name: decided(Claim("", one), data) for name, one in judges.items()}
+        longer = ", ".join(
+            f"{_figures(one)} times {name}'s"
+            for name, one in verdicts.items()
+            if one.answer == "differs"
+        )
+        if longer:
+            yield f"{figure.title.partition(' (')[0]}, {factor:g}x: {longer}"
 
 
 def _beside(found: _Found) -> list[str]:
@@ -279,12 +276,11 @@ def _rest(found: _Found) -> list[str]:
     better = "".join(f" {one}, {_figures(one.verdict)}." for one in module if one.certain)
     return [
         "## The rest, a line each", "",
-        *_item(f"**Kernel module**, a guest on it against macvtap: {_tally(found.on('module-guest'))}. Routers "
-               f"in namespaces, better than the kernel's macvlan: {_gain(module)}.{better}"),
-        *_item(f"**Groups**, several members (PVR) forward more than one: {_gain(gains)}. Of balancers and "
-               f"routers (MSR): {_gain(stages)}."),
-        *_item(f"**Cost**: {_cost(found.docs)}"),
-        *_item(f"**Reaction**: {_reaction(found.docs)}"),
+        *_item(f"**Kernel module**, [a guest on it](module-guest.md) against macvtap: {_tally(found.on('module-guest'))}. "
+               f"[Routers in namespaces](napi-macvlan.md), better than the kernel's macvlan: {_gain(module)}.{better}"),
+        *_item(f"**Groups** (PVR, MSR) forward more than one guest or stage: {_gain([*gains, *stages])}."),
+        *_item(f"**[Cost](scale.md)**: {_cost(found.docs)}"),
+        *_item(f"**[Reaction](events.md)**: {_reaction(found.docs)}"),
         *_item(f"**[Bottlenecks](bottlenecks.md)**: {_named(found.docs)}"
                f"{_beside_it(found, 'order', 'Order within a flow')}"
                f"{_beside_it(found, 'pod', 'A router in a pod')}"),
@@ -316,9 +312,8 @@ def _cost(docs: Path) -> str:
     most = dict(zip(heads, last, strict=True))
     hour = float(most["idle hour, CPU s"])
     return (
-        f"With {most['guests']} guests ({most['threads']} threads, synthetic) an hour without events "
-        f"takes the daemon {hour:.0f} s of a CPU, {hour / 36:.1f} %; it grows by {most['resident, MiB']} "
-        f"MiB; one changed guest takes {most['one changed guest, ms']} ms."
+        f"With {most['guests']} guests ({most['threads']} threads, synthetic) the daemon takes {hour:.0f} s of a "
+        f"CPU an idle hour, {most['resident, MiB']} MiB, and {most['one changed guest, ms']} ms for one change."
     )
 
 
@@ -342,12 +337,15 @@ def _reaction(docs: Path) -> str:
     if not lines:
         return "Not measured."
     told = [json.loads(line) for line in lines]
-    slow = max(told, key=lambda one: one["seconds"])
+    page = (docs / "events.md").read_text()
+    aim = re.search(r"within \d+ ms", page)
+    met = re.findall(r"^(\w+): ((?:not )?reached); (\d+) seen later", page, re.MULTILINE)
     return (
-        f"{len({one['event'] for one in told})} kinds of events; the last write that one causes comes "
-        f"{ranged([one['seconds'] for one in told], 1)} s after it, median (least..most), "
-        f"{ranged([one['seconds'] / one['start'] for one in told], 2)} of a `virsh start`; the longest "
-        f"is “{slow['event']}”."
+        f"{len({one['event'] for one in told})} kinds of events; the last write comes "
+        f"{ranged([one['seconds'] for one in told], 1)} s after one, median (least..most), "
+        f"{ranged([one['seconds'] / one['start'] for one in told], 2)} of a `virsh start`. That each change "
+        f"by another program is seen {aim[0] if aim else 'soon'}: "
+        f"{'; '.join(f'{on}, {answer}, {late} later' for on, answer, late in met) or 'not measured'}."
     )
 
 

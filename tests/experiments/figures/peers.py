@@ -170,3 +170,4 @@ NIC_FIGURE = _figure(
     pairs=7,
     seconds=3.5,
 )
+FIGURES = (FIGURE, BOOKWORM_FIGURE, NIC_FIGURE)

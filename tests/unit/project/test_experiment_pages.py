@@ -17,8 +17,8 @@ pytest.importorskip("matplotlib")
 
 from experiments import found, judge, lab, page, reserve
 from experiments.data import Data
-from experiments.figures import FIGURES, frr, order, peers
-from experiments.plan import TREE, Claim, Verdict
+from experiments.figures import FIGURES, frr, no_harm, order, peers, profile
+from experiments.plan import TREE, Claim, Verdict, fifo, shipped
 
 from vsrtune.bench.report.files import outcome_to_json
 from vsrtune.bench.spec.model import Configuration, Latency, Load, Outcome, Trial
@@ -350,7 +350,7 @@ class TestSessions:
 
     GOOD: Mapping[str, Any] = {
         "before": True, "loaded": 10, "bgp": "1" * 12, "ospf": "1" * 12, "bfd": "1" * 12,
-        "routes": "1" * 12, "drops": {"bgp": 0, "bfd": 0}, "converged": 0.0,
+        "routes": "1" * 12, "drops": {"bgp": 0, "bfd": 0}, "converged": 0.0, "rested": True,
         "snmp": [10.0] * 4, "ssh": [90.0],
     }  # fmt: skip
     LOST: Mapping[str, Any] = {
@@ -413,9 +413,40 @@ class TestSessions:
         lines = frr._tables(self.data(tmp_path, {**self.LOST, "snmp": [1.0, None]}, ours=self.SLOW))
         (untuned,) = (line for line in lines if line.startswith("| 4x, 64,000 | untuned |"))
         assert (
-            "| 0 of 4 | 4 of 4 | 4 of 4 | 60.0 (60.0..60.0) | 0.0 (0.0..0.0) | none / none | 50 |"
-            in untuned
+            "| 0 of 4 | 4 of 4 | 4 of 4 | 60.0 (60.0..60.0) | 0.0 (0.0..0.0) | 1 | 50 |" in untuned
         )
+
+    def test_what_is_told_counts_only_what_decides(self, tmp_path: Path) -> None:
+        """A trial that began without a session is none, kept or lost; one without a rest is named."""
+        late = {**self.LOST, "before": False, "rested": False}
+        data = self.data(tmp_path, late, self.LATE, self.LOST, self.GOOD)
+        assert frr.told(data, peers.UNTUNED, LOADS[-1]) == "1 of 2, 80.0 (60.0..100.0) %"
+        assert "After 3 of 60 trials not all sessions" in frr._tables(data)[0]
+
+
+def test_harm_is_judged_by_medians_and_says_what_the_intervals_show(tmp_path: Path) -> None:
+    """Seven rounds at two loads; the interval of the first goes down to half, its median is 1."""
+    trials = [
+        samples.trial(name, load, rate)
+        for turn in range(7)
+        for load, low in ((16000, turn == 0), (32000, False))
+        for name, rate in ((peers.OURS, 8000 if low else 16000), (peers.UNTUNED, 16000))
+    ]
+    store(tmp_path, "no-harm/small", compared(trials))
+    run = replace(no_harm.FIGURE.runs[1], name="small")
+    judges = no_harm._every([run], 0.97, lambda data, name: data.loads(name))
+    found = page.decided(Claim("", judges), Data(tmp_path).of("no-harm"))
+    assert found.answer == "agrees"
+    assert found.text.startswith("2 of 2 medians reach 0.97, 1 with the whole interval; ")
+
+
+def test_a_policy_that_is_no_longer_shipped_is_named(tmp_path: Path) -> None:
+    for text, told in ((fifo(10, 10), 1), (shipped("router"), 0)):
+        made = compared([samples.trial("vsrtune", 64000, 9000)], {"vsrtune": samples.BLOCK})
+        one = replace(made.configurations[0], policy=text)
+        store(tmp_path, "levers-profile/profile", replace(made, configurations=(one,)))
+        lines = list(page.others_shipped(profile.FIGURE, Data(tmp_path)))
+        assert [("had class fifo." in line) for line in lines] == [True] * told
 
 
 def test_rules_are_committed_before_they_judge(
