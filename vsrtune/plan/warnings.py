@@ -38,8 +38,8 @@ def warnings(
 
 def pins_alone(result: Snapshot, per_guest: Iterable[Requirements]) -> list[str]:
     """Guests whose vcpus and workers a policy pins to one CPU and leaves in the ordinary class. The
-    three threads of a router, pinned so, forwarded 0.76 of an untuned one in overload
-    (docs/results/paper.md, Fig. 2)."""
+    three threads of a router, which libvirt pinned so, forwarded less than untuned ones at the
+    untuned peak and at twice that (docs/results/peers.md)."""
     pinned = {w.guest.ref for w in per_guest if w.pins and not w.policy.lowered}
     out: list[str] = []
     for guest in (without_idle(g) for g in result.guests if g.ref in pinned):
@@ -54,7 +54,7 @@ def pins_alone(result: Snapshot, per_guest: Iterable[Requirements]) -> list[str]
         if vcpus & workers:
             out.append(
                 f"{guest.ref}: vcpu and vhost share CPU {vcpus & workers} in the ordinary class: "
-                "in overload a router pinned so forwarded 0.76 of an untuned one; give both class "
+                "in overload a router pinned so forwarded less than an untuned one; give both class "
                 "rr, as profile: router does"
             )
     return out
