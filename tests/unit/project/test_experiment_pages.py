@@ -17,7 +17,7 @@ pytest.importorskip("matplotlib")
 
 from experiments import found, judge, lab, page, reserve
 from experiments.data import Data
-from experiments.figures import FIGURES, frr, no_harm, order, peers, profile
+from experiments.figures import FIGURES, early_drop, frr, no_harm, order, peers, profile
 from experiments.plan import TREE, Claim, Verdict, fifo, shipped
 
 from vsrtune.bench.report.files import outcome_to_json
@@ -302,6 +302,22 @@ class TestDelays:
         found = self.answer(tmp_path, 0.01, lost=901, rounds=3)
         assert found.answer == "refused"
         assert found.text == "vsrtune and untuned: at least 100 probes came, in 6 of 9 rounds"
+
+
+@pytest.mark.parametrize(("lost", "answer"), [(0, "agrees"), (901, "refused")])
+def test_a_law_is_not_kept_by_the_delay_of_few_probes(
+    tmp_path: Path, lost: int, answer: str
+) -> None:
+    trials = []
+    for name in early_drop._NAMES * 7:
+        for load in LOADS:
+            fixed = name == early_drop._FIXED
+            late = Latency(1000, 0 if fixed else lost, 0.01, 0.02, 1.0 if fixed else 0.4)
+            one = samples.trial(name, load, 5000)
+            trials.append(replace(one, sent=one.sent + 1000, latency=late))
+    store(tmp_path, "early-drop/usual", compared(trials))
+    rule = early_drop._reaches("usual", early_drop._HEAD)
+    assert page.decided(Claim("", rule), Data(tmp_path).of("early-drop")).answer == answer
 
 
 class TestOrder:
