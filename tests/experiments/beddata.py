@@ -78,11 +78,6 @@ def forwarded(trial: Mapping[str, Any]) -> float:
     return float(sum(trial["forwarded_pps"].values()))
 
 
-def given(trial: Mapping[str, Any]) -> float:
-    """Frames per second that were sent; a trial of probes alone has none."""
-    return float(sum(trial.get("sent_pps", {}).values()))
-
-
 def per_million(counter: str) -> Value:
     """Of the routers' CPU, for a million frames that were forwarded."""
 

@@ -18,10 +18,20 @@ from statistics import median
 
 from experiments.data import Data, Missing
 from experiments.figures import fairness, fig03, fig20, frr, isolation, napi_isolation, peers
-from experiments.judge import Judge, Place, above, compared, rounds, sooner, top
+from experiments.judge import (
+    Judge,
+    Place,
+    Refused,
+    above,
+    bed_rounds,
+    compared,
+    rounds,
+    sooner,
+    top,
+)
 from experiments.page import REACHED, counted, decided, judged, others_shipped, pages
 from experiments.plan import GROUP, Claim, Figure, Run, Verdict
-from experiments.sized import SIZES, point, wire
+from experiments.sized import SIZES, wire
 from experiments.text import offered, ranged, table
 from vsrtune.core.stats import paired_ratio
 
@@ -386,7 +396,7 @@ def _see_peers(every: Data) -> tuple[str, str]:
     data = every.of(peers.FIGURE.id)
     load = top(data, peers.RUN)
     names = [c.name for c in data.outcome(peers.RUN).configurations]
-    ends = _each({name: f"{data.at(peers.RUN, name, load).pps:,.0f}" for name in names})
+    ends = _each({name: _rate(data, Place(peers.RUN, name)) for name in names})
     seen = (
         "Each line goes from half of the untuned peak to four times it. To the right more is "
         f"forwarded, below it comes sooner. At {offered(load)}: {ends} pps."
@@ -401,9 +411,19 @@ def _see_orders(every: Data) -> tuple[str, str]:
     ends = {c.name: data.at(run, c.name, load).pps for c in data.outcome(run).configurations}
     best = max(ends, key=ends.__getitem__)
     return fig03.FIGURE.title, (
-        f"Of the guest's lines the one that ends highest, at {ends[best]:,.0f} pps, is “{best}”: the "
-        "priorities of its threads on one CPU."
+        f"Of the guest's lines the one that ends highest, at {_rate(data, Place(run, best))} pps, is “{best}”: "
+        "the priorities of its threads on one CPU."
     )
+
+
+def _rate(data: Data, *places: Place) -> str:
+    """What each forwards in overload, where that may be judged."""
+    try:
+        for place in places:
+            rounds(data, place)
+    except Refused:
+        return "not judged"
+    return " to ".join(f"{median(t.pps for t in place.trials(data)):,.0f}" for place in places)
 
 
 def _see_isolation(every: Data) -> tuple[str, str]:
@@ -413,8 +433,12 @@ def _see_isolation(every: Data) -> tuple[str, str]:
         if run.by_router:
             other = min(run.by_router, key=run.by_router.__getitem__)
             for c in run.configurations:
-                trials = data.trials(run.name, c["name"], top(data, run.name))
-                kept[f"{run.name}, {c['name']}"] = _percent(isolation.shares(trials, other))
+                try:
+                    sent = [trial for (trial,) in rounds(data, Place(run.name, c["name"]))]
+                    told = _percent(isolation.shares(sent, other))
+                except Refused:
+                    told = "not judged"
+                kept[f"{run.name}, {c['name']}"] = told
     return (
         isolation.FIGURE.title,
         f"What the other router forwards of its own load, median: {_each(kept)}.",
@@ -425,8 +449,14 @@ def _see_chains(every: Data) -> tuple[str, str]:
     figure = napi_isolation.ISOLATION
     run = every.of(figure.id).bed("two")
     load = run.loads[-1]
-    kept = {n: _percent(run.kept(n, load, "alone", "b")) for n in run.configurations}
-    return figure.title, f"What chain B keeps while A is overloaded {load}, median: {_each(kept)}."
+    names = run.configurations
+    kept = {name: run.kept(name, load, "alone", "b") for name in names}
+    try:
+        each = zip(*bed_rounds(run, load, kept, "alone"), strict=True)
+        told = _each(dict(zip(names, map(_percent, each), strict=True)))
+    except Refused:
+        told = "not judged"
+    return figure.title, f"What chain B keeps while A is overloaded {load}, median: {told}."
 
 
 def _see_members(every: Data) -> tuple[str, str]:
@@ -435,10 +465,10 @@ def _see_members(every: Data) -> tuple[str, str]:
     ends = {}
     for binding in (fig20.UNBOUND, fig20.BOUND):
         first, last = (
-            point(data, Place(run, fig20.name(members, binding)), SIZES[0]).pps
+            Place(run, fig20.name(members, binding), size=SIZES[0])
             for members in (fig20.MEMBERS[0], fig20.MEMBERS[-1])
         )
-        ends[binding] = f"{first:,.0f} to {last:,.0f}"
+        ends[binding] = _rate(data, first, last)
     return fig20.FIGURE.title, (
         f"A line goes from {fig20.MEMBERS[0]} member to {fig20.MEMBERS[-1]}, on {GROUP.cpus} CPUs that all "
         f"share; with {wire(SIZES[0])}: {_each(ends)} pps."

@@ -23,13 +23,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from statistics import median
 from typing import Any
 
 from vsrtune.bench.spec.model import Trial
 from vsrtune.core.stats import LEVEL, Ratio, median_interval, paired_ratio
 
-from .beddata import BedRun, Value, given
+from .beddata import BedRun, Value
 from .data import Data, mix
 from .plan import Verdict
 from .text import offered, ranged
@@ -110,14 +111,21 @@ def kept(
     good: Callable[[Any], bool],
     what: Iterable[object],
     condition: str = f"the generator sent what was asked, within {100 * SENT:.0f} %",
+    of: int | None = None,
 ) -> list[Any]:
     """The rounds that meet a condition: by default, that were sent. Raises Refused when too few are
-    left."""
+    left ``of`` all that were made, of which ``every`` may have met another condition."""
     left = [one for one in every if good(one)]
-    if len(left) < KEPT * len(every) or not left:
+    of = len(every) if of is None else of
+    if len(left) < KEPT * of or not left:
         names = " and ".join(dict.fromkeys(map(str, what)))
-        raise Refused(f"{names}: {condition}, in {len(left)} of {len(every)} rounds")
+        raise Refused(f"{names}: {condition}, in {len(left)} of {of} rounds")
     return left
+
+
+def made(data: Data, places: Iterable[Place]) -> int:
+    """How many rounds of places of one run there are, sent or not."""
+    return min(len(place.trials(data)) for place in places)
 
 
 def _was_sent(trial: Trial) -> bool:
@@ -191,17 +199,26 @@ def _away(values: Sequence[float]) -> list[float]:
 
 
 def bed_rounds(
-    run: BedRun, load: str, columns: Mapping[str, Sequence[float]]
+    run: BedRun, load: str, columns: Mapping[str, Sequence[float]], *beside: str
 ) -> list[tuple[float, ...]]:
-    """As ``rounds``, of namespace routers: what ``columns`` say of each configuration, by round.
-    Raises Refused."""
+    """As ``rounds``, of namespace routers: what ``columns`` say of each configuration, by round, at
+    a load and at those ``beside`` it. Raises Refused."""
     quiet(run.head)
-    rate = run.rate(load)
-    sent = zip(*(run.values(name, load, given) for name in columns), strict=True)
-    every = list(zip(sent, zip(*columns.values(), strict=True), strict=True))
-    # Probes alone are no load.
-    left = kept(every, lambda one: not rate or all(near(s, rate) for s in one[0]), columns)
+    loads = (load, *beside)
+    sent = [
+        run.values(name, one, partial(_bed_sent, run, one)) for name in columns for one in loads
+    ]
+    every = list(zip(zip(*sent, strict=True), zip(*columns.values(), strict=True), strict=True))
+    left = kept(every, lambda one: all(one[0]), columns)
     return [values for _, values in left]
+
+
+def _bed_sent(run: BedRun, load: str, trial: Mapping[str, Any]) -> bool:
+    """Of each stream, because what one lacks is little of the sum. Probes alone are no load."""
+    sent = trial.get("sent_pps", {})
+    return all(
+        near(sent.get(stream, 0.0), rate) for stream, rate in run.head["loads"][load].items()
+    )
 
 
 def bed_ratios(run: BedRun, ours: str, theirs: str, load: str, value: Value) -> Both:
@@ -341,7 +358,8 @@ def sooner(
     def judge(data: Data) -> Verdict:
         places = [Place(run, name, load(data)) for name in (ours, theirs)]
         pairs = [(p99(a), p99(b)) for a, b in rounds(data, *places)]
-        known = kept(pairs, all, places, f"at least {HEARD} probes came")
+        heard = f"at least {HEARD} probes came"
+        known = kept(pairs, all, places, heard, made(data, places))
         both = paired(*zip(*known, strict=True))
         late = [f"{1000 * median(side):,.1f}" for side in zip(*known, strict=True)]
         return Verdict(below(most)(both), f"{' and '.join(late)} ms: {both[0]}")

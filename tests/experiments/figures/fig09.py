@@ -7,6 +7,7 @@ from typing import Any
 
 from experiments.bars import bars
 from experiments.data import Data, cpu_share, mix
+from experiments.judge import Place, above, paired, rounds
 from experiments.plan import BASE, Claim, Figure, Run, Verdict, fifo, policy
 from experiments.text import offered
 
@@ -17,9 +18,10 @@ _ROLES = ("vcpu", "vhost", "softirq", "ksoftirqd", "idle")
 
 def _bottleneck(data: Data) -> Verdict:
     point = data.points(_RUN)[-1]
-    vhost, vcpu = cpu_share(point, "vhost"), cpu_share(point, "vcpu")
-    text = f"at {offered(point.offered)}, {mix(point)}"
-    return Verdict("agrees" if vhost > vcpu else "differs", text)
+    trials = [trial.cpu_seconds for (trial,) in rounds(data, Place(_RUN))]
+    both = paired(*([used.get(role, 0.0) for used in trials] for role in ("vhost", "vcpu")))
+    text = f"at {offered(point.offered)}, {mix(point)}; vhost / vcpu: {both[0]}"
+    return Verdict(above()(both), text)
 
 
 def _plots(data: Data) -> Mapping[str, Any]:

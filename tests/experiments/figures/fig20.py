@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from statistics import median
 from typing import Any
 
 from experiments.data import Data
-from experiments.judge import Place
+from experiments.judge import Place, rounds
 from experiments.plan import GROUP, Claim, Figure, Run, Verdict, fifo, policy, untuned
 from experiments.sized import (
     SIZES,
@@ -54,14 +55,14 @@ def _place(members: int, binding: str) -> Place:
 
 def _no_core_left(data: Data) -> Verdict:
     """Whether the CPUs were busy at every point, so that more threads had nowhere to run."""
-    idle = {
-        (name(members, binding), size): idle_share(
-            point(data, _place(members, binding), size), GROUP
-        )
-        for members in MEMBERS
-        for binding in _BINDINGS
-        for size in SIZES
-    }
+    idle = {}
+    for members in MEMBERS:
+        for binding in _BINDINGS:
+            for size in SIZES:
+                place = _place(members, binding)
+                sent = tuple(trial for (trial,) in rounds(data, replace(place, size=size)))
+                found = replace(point(data, place, size), trials=sent)
+                idle[name(members, binding), size] = idle_share(found, GROUP)
     where = max(idle, key=lambda key: idle[key])
     text = (
         f"of the time of both CPUs {100 * median(idle.values()):.0f} % were idle in the middle, "

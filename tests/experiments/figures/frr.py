@@ -20,7 +20,7 @@ from typing import Any
 
 from experiments.data import Data
 from experiments.figures import peers
-from experiments.judge import Judge, Place, kept, rounds, top
+from experiments.judge import Judge, Place, kept, made, rounds, top
 from experiments.plan import Boot, Claim, Figure, Run, Verdict, policy, shipped, untuned
 from experiments.text import offered, percent, ranged, table
 from vsrtune.bench.traffic.probe import rank
@@ -46,7 +46,9 @@ def watched(data: Data, load: float, *configurations: str) -> list[tuple[Control
     places = [Place(RUN, name, load) for name in configurations]
     every = [tuple(data.control(RUN, t) for t in each) for each in rounds(data, *places)]
     began = "all sessions were up before the load"
-    return kept(every, lambda each: all(one["before"] for one in each), places, began)
+    return kept(
+        every, lambda each: len(_began(each)) == len(each), places, began, made(data, places)
+    )
 
 
 def lasted(one: Control, session: str) -> bool:

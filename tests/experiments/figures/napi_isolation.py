@@ -37,7 +37,7 @@ def _keeps(run: str, name: str) -> Judge:
     def judge(data: Data) -> Verdict:
         found = data.bed(run)
         load = found.loads[-1]
-        left = bed_rounds(found, load, {name: found.kept(name, load, "alone", "b")})
+        left = bed_rounds(found, load, {name: found.kept(name, load, "alone", "b")}, "alone")
         share = [one for (one,) in left]
         text = f"with {name} it keeps {percent(share)} % at {load}, {len(share)} rounds"
         return Verdict(interval(share, _KEEPS), text)

@@ -16,6 +16,7 @@ import pytest
 pytest.importorskip("matplotlib")
 
 from experiments import found, judge, lab, page, reserve
+from experiments.beddata import BedRun
 from experiments.data import Data
 from experiments.figures import FIGURES, early_drop, frr, no_harm, order, peers, profile
 from experiments.plan import TREE, Claim, Verdict, fifo, shipped
@@ -276,9 +277,11 @@ class TestJudge:
 class TestDelays:
     """The rule on delays; nine rounds of all loads of the peers."""
 
-    def answer(self, docs: Path, ours: float, *, lost: int = 0, rounds: int = 9) -> Verdict:
+    def answer(
+        self, docs: Path, ours: float, *, lost: int = 0, rounds: int = 9, unsent: int = 0
+    ) -> Verdict:
         """P99 is a second untuned and ``ours`` tuned; in the first ``rounds`` rounds so many of 1,000
-        untuned probes are lost."""
+        untuned probes are lost, in the last ``unsent`` the load was not sent."""
         trials = []
         for turn in range(9):
             for factor in peers.FACTORS:
@@ -286,7 +289,8 @@ class TestDelays:
                     gone = lost if name == peers.UNTUNED and turn < rounds else 0
                     late = Latency(1000, gone, p99 / 9, p99 / 2, p99)
                     one = samples.trial(name, round(10000 * factor), 5000)
-                    trials.append(replace(one, sent=one.sent + 1000, latency=late))
+                    sent = 1000 + one.sent // (2 if turn >= 9 - unsent else 1)
+                    trials.append(replace(one, sent=sent, latency=late))
         store(docs, peers.RUN, compared(trials))
         return page.decided(Claim("", peers.sooner(2.0, 0.1)), Data(docs).of("."))
 
@@ -302,6 +306,41 @@ class TestDelays:
         found = self.answer(tmp_path, 0.01, lost=901, rounds=3)
         assert found.answer == "refused"
         assert found.text == "vsrtune and untuned: at least 100 probes came, in 6 of 9 rounds"
+
+    def test_rounds_of_neither_kind_are_left_out_together(self, tmp_path: Path) -> None:
+        """Of nine rounds one was not sent and two were not heard: six of nine, not six of eight."""
+        assert self.answer(tmp_path, 0.01, lost=901, rounds=1, unsent=1).answer == "agrees"
+        found = self.answer(tmp_path, 0.01, lost=901, rounds=2, unsent=1)
+        assert found.text == "vsrtune and untuned: at least 100 probes came, in 6 of 9 rounds"
+
+
+@pytest.mark.parametrize(
+    ("load", "sent_a", "sent_b", "kept"),
+    [
+        ("ten", 10000, 1000, True),
+        ("ten", 10000, 900, False),  # 1 % of the sum
+        ("alone", 0, 900, False),
+    ],
+)
+def test_each_stream_of_a_bed_was_sent(load: str, sent_a: int, sent_b: int, kept: bool) -> None:
+    loads = {"ten": {"a": 10000.0, "b": 1000.0}, "alone": {"b": 1000.0}}
+    short = {"a": sent_a, "b": sent_b}
+    trials = tuple(
+        {
+            "configuration": "x",
+            "load": one,
+            "round": turn,
+            "sent_pps": short if one == load else rates,
+        }
+        for turn in range(4)
+        for one, rates in loads.items()
+    )
+    run = BedRun({"loads": loads}, trials)
+    try:
+        assert judge.bed_rounds(run, "ten", {"x": [1.0] * 4}, "alone") == [(1.0,)] * 4
+        assert kept
+    except judge.Refused:
+        assert not kept
 
 
 @pytest.mark.parametrize(("lost", "answer"), [(0, "agrees"), (901, "refused")])
