@@ -19,6 +19,7 @@ from statistics import median
 from experiments.data import Data, Missing
 from experiments.figures import fairness, fig03, fig20, frr, isolation, napi_isolation, peers
 from experiments.judge import (
+    AMENDED,
     Judge,
     Place,
     Refused,
@@ -361,8 +362,9 @@ def _reaction(docs: Path) -> str:
 
 def _not_measured(found: _Found) -> list[str]:
     runs = [(f, found.data.of(f.id), run) for f in found.figures for run in f.runs]
-    made = [(data, run) for _, data, run in runs if data.has(run.name)]
-    old = [run for data, run in made if data.rules(run.name) is None]
+    made = [(f"{f.id}/{run.name}", data) for f, data, run in runs if data.has(run.name)]
+    rules = [(key, data.rules(key)) for key, data in made]
+    old = [one for one in rules if one[1] is None or one in AMENDED]
     never = dict.fromkeys(f.title for f, data, run in runs if not data.has(run.name))
     items = [f"Planned, not made: runs of {', '.join(never)}."] if never else []
     if old:

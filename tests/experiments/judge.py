@@ -49,6 +49,9 @@ ALIVE = 100
 # Probes of a trial, without which its P99 is not known.
 HEARD = 100
 
+# Runs and their rules, of which a later change counts other rounds, and that change. It moved no verdict.
+AMENDED = {("peers/overload", "57f8c5e9"): "e7474700"}
+
 Judge = Callable[[Data], Verdict]
 Why = Callable[[Data], str]
 
@@ -368,8 +371,8 @@ def sooner(
 
 
 def impossible(text: str) -> Judge:
-    """What this lab cannot show."""
-    return lambda _: Verdict("open", text)
+    """What this lab cannot show: there is no trial of it."""
+    return lambda _: Verdict("missing", text)
 
 
 def causes(run: str, *configurations: str) -> Why:

@@ -15,7 +15,7 @@ from statistics import median
 from typing import Any
 
 from experiments.data import Data, Missing
-from experiments.judge import ALIVE, KEPT, SAME, SENT, Refused, StoodStill
+from experiments.judge import ALIVE, AMENDED, KEPT, SAME, SENT, Refused, StoodStill
 from experiments.plan import Claim, Figure, Run, Verdict, shipped
 from experiments.text import table
 from vsrtune.bench.report import plots
@@ -50,7 +50,7 @@ work that ran on it.
 """
 _RULES = f"""\
 The [rules of all verdicts](../../tests/experiments/judge.py) are committed before a run, and its
-raw file names the commit. More or less: the interval excludes 1. At least so many times: the interval lies
+raw file names the commit; a run that is older than they are is marked. More or less: the interval excludes 1. At least so many times: the interval lies
 above it. The same: a 90 % interval within 1/{SAME} and {SAME} (two one-sided tests). Otherwise the
 point is "not shown". It is "not judged" where the generator sent over {100 * SENT:.0f} % off what was
 asked in more than {100 * (1 - KEPT):.0f} % of the rounds (a round with such a trial never counts),
@@ -292,9 +292,9 @@ def _links(figure: Figure, data: Data) -> Iterator[str]:
             yield f"{run.name} (not measured)"
             continue
         rules = data.rules(run.name)
-        yield f"[{run.name}]({path}) " + (
-            f"(rules of {rules})" if rules else "(older than the rules)"
-        )
+        later = AMENDED.get((f"{figure.id}/{run.name}", rules or ""))
+        told = f"rules of {rules}" if rules else "older than the rules"
+        yield f"[{run.name}]({path}) ({told}{f', amended by {later}' if later else ''})"
 
 
 def _plots(figure: Figure, data: Data, drawn: dict[str, plots.Figure]) -> list[str]:

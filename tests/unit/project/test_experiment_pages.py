@@ -579,7 +579,7 @@ def test_budgets_that_were_not_in_force(
     data, reserved = Data(tmp_path).of("x"), {"a": {"vcpu": 0.15}}
     assert reserve.not_in_force(data, "run", reserved) == why
     guarded = reserve.in_force("run", reserved, judge.impossible("the judge"))
-    assert page.decided(Claim("", guarded), data).answer == ("refused" if why else "open")
+    assert page.decided(Claim("", guarded), data).answer == ("refused" if why else "missing")
 
 
 class TestFound:
