@@ -238,7 +238,6 @@ ROUTES = Boot(
     native_routes=0,
 )
 THREADS = Boot("threads", guests=(Guest(), Guest(vcpus=2), Guest(vcpus=2, queues=2)))
-FOUR = Boot("four", cpus=4)
 # A CPU each for the vcpu and for vhost, beside the one of interrupts and generator.
 THREE = Boot("three", cpus=3)
 PAIR = Boot("pair", guests=(Guest(), Guest()))
