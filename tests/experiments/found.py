@@ -289,7 +289,7 @@ def _rest(found: _Found) -> list[str]:
         "## The rest, a line each", "",
         *_item(f"**Kernel module**, [a guest on it](module-guest.md) against macvtap: {_tally(found.on('module-guest'))}. "
                f"[Routers in namespaces](napi-macvlan.md), better than the kernel's macvlan: {_gain(module)}.{better}"),
-        *_item(f"**Groups** (PVR, MSR) forward more than one guest or stage: {_gain([*gains, *stages])}."),
+        *_item(f"**Groups**: more members (PVR) or fewer stages (MSR) forward more: {_gain([*gains, *stages])}."),
         *_item(f"**[Cost](scale.md)**: {_cost(found.docs)}"),
         *_item(f"**[Reaction](events.md)**: {_reaction(found.docs)}"),
         *_item(f"**[Bottlenecks](bottlenecks.md)**: {_named(found.docs)}"
@@ -354,9 +354,9 @@ def _reaction(docs: Path) -> str:
     return (
         f"{len({one['event'] for one in told})} kinds of events; the last write comes "
         f"{ranged([one['seconds'] for one in told], 1)} s after one, median (least..most), "
-        f"{ranged([one['seconds'] / one['start'] for one in told], 2)} of a `virsh start`. That each change "
-        f"by another program is seen {aim[0] if aim else 'soon'}: "
-        f"{'; '.join(f'{on}, {answer}, {late} later' for on, answer, late in met) or 'not measured'}."
+        f"{ranged([one['seconds'] / one['start'] for one in told], 2)} of a `virsh start`. The aim that each "
+        f"change by others is seen {aim[0] if aim else 'soon'}: "
+        f"{'; '.join(f'{on} {answer}, {late} later' for on, answer, late in met) or 'not measured'}."
     )
 
 

@@ -54,8 +54,8 @@ def pins_alone(result: Snapshot, per_guest: Iterable[Requirements]) -> list[str]
         if vcpus & workers:
             out.append(
                 f"{guest.ref}: vcpu and vhost share CPU {vcpus & workers} in the ordinary class: "
-                "in overload a router pinned so forwarded less than an untuned one; give both class "
-                "rr, as profile: router does"
+                "in overload a router pinned so forwarded less than an untuned one; give both "
+                "class rr, as profile: router does"
             )
     return out
 

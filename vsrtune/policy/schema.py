@@ -207,8 +207,8 @@ def _profiles() -> str:
     return (
         f"The values of the keys that the file does not write. router: {router}. none: nothing. "
         "What the file writes replaces the profile's whole value of that key. There is no profile "
-        "of CPUs without classes: three threads of a router pinned to one CPU forwarded less than an "
-        "untuned one in overload. There is none for low delay or with budgets: no values for "
+        "of CPUs without classes: three threads of a router pinned to one CPU forwarded less than "
+        "an untuned one in overload. There is none for low delay or with budgets: no values for "
         "routers of all sizes are known that do not lose."
     )
 
