@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import re
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import click
 
 from vsrtune.attach.host import LiveHost
 from vsrtune.cli.options import (
+    JOURNAL,
     Duration,
     attach_ledger_option,
     groups_option,
@@ -21,11 +23,13 @@ from vsrtune.cli.options import (
     policies_option,
     uri_option,
 )
-from vsrtune.core.errors import VsrtuneError
+from vsrtune.cli.render import complain, say
+from vsrtune.core.errors import JournalError, PolicyError, VsrtuneError, each
+from vsrtune.core.exit_codes import ExitCode
 from vsrtune.daemon import http, systemd
 from vsrtune.daemon.attachments import AttachKeeper, AttachThread
 from vsrtune.daemon.events import libvirt
-from vsrtune.daemon.events.changes import ChangeEvents
+from vsrtune.daemon.events.changes import ChangeEvents, remove_stale
 from vsrtune.daemon.events.kernel import LinkEvents, Patrol
 from vsrtune.daemon.events.policy_files import PolicyWatch
 from vsrtune.daemon.group_health import GROUPS_PATH, GroupKeeper, RuleLoader
@@ -36,7 +40,8 @@ from vsrtune.daemon.loop import Daemon, Timing
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.daemon.systemd import Notifier
 from vsrtune.execute.host_writer import LiveSysOps
-from vsrtune.execute.journal import Journal
+from vsrtune.execute.journal import Journal, check_free, read_entries
+from vsrtune.execute.jsonl_log import LockedError
 from vsrtune.host.filesystem import LiveRoot, boot_id, cgroup_root, namespace_of_its_own
 from vsrtune.host.state_files import tell_others
 from vsrtune.model.daemon_state import DaemonState, GroupGuest, Starved
@@ -46,6 +51,7 @@ from vsrtune.observe.config_files import load_dirs
 from vsrtune.observe.load import LoadMeter
 from vsrtune.observe.observer import live_observer
 from vsrtune.policy.matching import QemuFilter, qemu_filter
+from vsrtune.policy.model import Policy
 
 # The garbage collector runs rarely in this process: a pass over 1,000 guests holds 135,000 objects,
 # and neither it nor a scrape leaves any cycle.
@@ -95,7 +101,39 @@ def demand_of_container() -> None:
         )
 
 
-@click.command()
+def unguarded(journal: Path) -> int:
+    """How many settings an earlier run has left on the host that nobody guards now. Raises
+    JournalError."""
+    try:
+        check_free(journal)
+    except LockedError:
+        return 0  # whoever has it open answers for them
+    return len(read_entries(journal, boot_id()))
+
+
+def _say_unguarded(left: int) -> None:
+    if left:
+        say(
+            f"vsrtune: {left} settings of an earlier run stay, and no daemon guards these guests; "
+            "`vsrtune undo` puts them back",
+            err=True,
+        )
+
+
+class DaemonCommand(click.Command):
+    """Says also what an earlier run has left when an option is wrong: systemd starts no other
+    daemon then."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except click.UsageError:
+            with contextlib.suppress(JournalError):
+                _say_unguarded(unguarded(Path(os.environ.get("VSRTUNE_JOURNAL") or JOURNAL)))
+            raise
+
+
+@click.command(cls=DaemonCommand)
 @options(
     policies_option,
     click.option(
@@ -165,24 +203,34 @@ def daemon(
 
     Guests that start later are tuned when libvirt announces them, or within the
     interval. Policy files that change are read, as they are on SIGHUP (systemctl reload
-    vsrtune); wrong ones are reported and the older ones stay in force.
+    vsrtune); wrong ones are reported and the older ones stay in force. If one is wrong
+    at the start, the daemon tunes nothing and ends. What an earlier run left tuned it
+    puts back first, because nobody would guard these guests; with --on-stop keep it
+    stays.
 
     \b
-    Exit codes: 0 stopped and put back, 1 an error, 2 a policy is wrong (nothing was
-    changed), 75 handed over to the next daemon (SIGUSR2; the guests stay tuned).
+    Exit codes: 0 stopped and put back, 1 an error, 2 a policy is wrong (nothing is
+    tuned), 75 handed over to the next daemon (SIGUSR2; the guests stay tuned).
     """
-    policies = load_dirs(policy_dirs)  # before anything else: a wrong policy changes nothing
+    wrong, policies = _read(policy_dirs, journal, keep=on_stop == "keep")
     systemd.setup(verbose)
     if namespace_of_its_own("cgroup"):
         demand_of_container()
     gc.set_threshold(*GC_THRESHOLD)
-    if not policies:
+    if wrong is not None:
+        for one in each(wrong):
+            systemd.LOGGER.error("%s", one, extra=systemd.fields(error=one))
+        systemd.LOGGER.error(
+            "with wrong policies no daemon runs: what an earlier run left tuned is put back, "
+            "because nobody would guard it"
+        )
+    elif not policies:
         systemd.LOGGER.warning("%s", no_policies(policy_dirs))
 
     notifier = Notifier()
     with Journal.open(journal, boot_id()) as opened:
         served = Metrics()
-        if metrics is not None:
+        if metrics is not None and wrong is None:
             try:
                 http.serve(served, *metrics)
             except VsrtuneError as error:
@@ -232,10 +280,17 @@ def daemon(
             keep=on_stop == "keep",
         )
         running.install_signals()
-        libvirt.LibvirtEvents(uri, running.mark_dirty).start()
 
         def latest() -> Snapshot | None:
             return reconciler.state.snapshot
+
+        changes = ChangeEvents(latest, running.changed)
+        if wrong is not None:
+            with contextlib.suppress(OSError):
+                remove_stale()
+            # Status 1 has systemd try again.
+            return ExitCode.WRONG if running.put_back() is ExitCode.DONE else ExitCode.FAILED
+        libvirt.LibvirtEvents(uri, running.mark_dirty).start()
 
         def starving(found: tuple[Starved, ...]) -> None:
             running.starving(found)
@@ -248,7 +303,6 @@ def daemon(
                 tell_others(GROUPS_PATH, found)
 
         LinkEvents(latest, running.mark_dirty).start()
-        changes = ChangeEvents(latest, running.changed)
         if watch_changes:
             changes.start()
         Patrol(LiveRoot(), latest, running.mark_dirty, told=told).start()
@@ -268,3 +322,22 @@ def daemon(
             if changes.is_alive():
                 changes.stop()
                 changes.join(CHANGES_END)
+
+
+def _read(
+    policy_dirs: tuple[Path, ...], journal: Path, *, keep: bool
+) -> tuple[PolicyError | None, tuple[Policy, ...]]:
+    """The policies; or what is wrong with them, if an earlier run has left settings that are to be
+    put back. Raises PolicyError when there are none, or they are to stay."""
+    try:
+        return None, load_dirs(policy_dirs)
+    except PolicyError as error:
+        left = 0
+        try:
+            left = unguarded(journal)
+        except JournalError as unread:
+            complain(unread)
+        if keep or not left:
+            _say_unguarded(left)
+            raise
+        return error, ()

@@ -45,6 +45,9 @@ CHANGES = 4096
 LIBVIRT = ("libvirtd.service", "virtqemud.service")
 # Policy files are read once none has changed for this long, because several may change at once.
 POLICY_PAUSE = 1.0
+# What the daemon is asked with. Its unit has them blocked until there are handlers: a stop during
+# the start would otherwise end the process, and leave the host tuned.
+_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 
 
 @dataclass(frozen=True)
@@ -170,7 +173,7 @@ class Daemon:
         self._wake.set()
 
     def install_signals(self) -> None:
-        """Route SIGTERM, SIGINT, SIGHUP and SIGUSR2 to the flags.
+        """Route SIGTERM, SIGINT, SIGHUP and SIGUSR2 to the flags, and take those that waited.
 
         The wake-up descriptor closes a gap: otherwise a signal between the last check of
         the flags and select(2) is handled only when select times out.
@@ -180,6 +183,7 @@ class Daemon:
         signal.signal(signal.SIGINT, self.ask_stop)
         signal.signal(signal.SIGHUP, self.ask_reload)
         signal.signal(signal.SIGUSR2, self.ask_handover)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
     # -- the loop
 
@@ -195,6 +199,13 @@ class Daemon:
             if not self._stop_requested:
                 raise
             LOGGER.exception("a pass failed while the daemon was told to stop; it stops")
+        return self._end()
+
+    def put_back(self) -> ExitCode:
+        """Put back what an earlier run has left, as a stop does, in place of ``run``. Return DONE,
+        or FAILED when something could not be undone."""
+        self.ask_stop()
+        self._reconciler.recover()
         return self._end()
 
     def _work(self) -> None:

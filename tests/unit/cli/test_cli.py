@@ -23,6 +23,7 @@ from vsrtune.cli import main, options
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import ObserveError, VsrtuneError, WriteError
 from vsrtune.core.exit_codes import ExitCode
+from vsrtune.daemon.systemd import LOGGER
 from vsrtune.execute.journal import Journal
 from vsrtune.host.filesystem import boot_id
 from vsrtune.model.guest import Sched, SchedClass
@@ -294,6 +295,85 @@ class TestVerifyAndUndo:
         run("apply")
         assert run("undo", "--json") == 0
         assert json.loads(run.out)["restored"]
+
+
+class TestDaemonThatDoesNotRun:
+    """One that finds wrong policies, or a wrong option, on a host that an earlier one left tuned:
+    systemd starts no other."""
+
+    WRONG = "guest: vr1\nwrong: 1\n"
+
+    @pytest.fixture
+    def tuned(self, run: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Snapshot:
+        """The host before it was tuned."""
+        monkeypatch.setattr("vsrtune.cli.daemon.boot_id", lambda: samples.BOOT)
+        monkeypatch.setattr("vsrtune.cli.daemon.LiveSysOps", lambda **_: run.host)
+        monkeypatch.setattr("vsrtune.cli.daemon.live_observer", self._observer(run))
+        monkeypatch.setattr("vsrtune.cli.daemon.remove_stale", lambda: None)
+        monkeypatch.setattr("vsrtune.cli.daemon.systemd.setup", lambda _verbose: None)
+        # Others have set it up, for an output that they have closed.
+        monkeypatch.setattr(LOGGER, "handlers", [])
+        monkeypatch.setattr(LOGGER, "propagate", True)
+        monkeypatch.setattr("vsrtune.cli.daemon.gc.set_threshold", lambda *_: None)
+        monkeypatch.setattr("vsrtune.cli.daemon.Daemon.install_signals", lambda _self: None)
+        monkeypatch.setenv("VSRTUNE_ATTACH_LEDGER", str(tmp_path / "attach.jsonl"))
+        before = run.host.snapshot
+        run.policy(GOOD)
+        assert run("apply") == 0
+        return before
+
+    @staticmethod
+    def _observer(run: Cli) -> Any:
+        def made(*_: object) -> Any:
+            run.host.remember_fixed = lambda _irqs: None  # type: ignore[attr-defined]
+            return run.host
+
+        return made
+
+    def test_it_puts_back_what_nobody_would_guard(
+        self, run: Cli, tuned: Snapshot, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        run.policy(self.WRONG)
+        assert run("daemon") == 2
+        assert run.host.snapshot == tuned
+        told = caplog.text
+        assert "p.yaml:2: wrong: unknown key" in told
+        assert "with wrong policies no daemon runs" in told
+        run.host.written.clear()
+        assert run("daemon") == 2
+        assert run.host.writes == 0
+        assert "p.yaml:2: wrong: unknown key" in run.err
+
+    def test_what_it_cannot_put_back_it_tries_again(self, run: Cli, tuned: Snapshot) -> None:
+        """systemd restarts it for status 1."""
+        run.policy(self.WRONG)
+        run.host.fail["txqueuelen"] = WriteError("not permitted")
+        assert run("daemon") == 1
+        run.host.fail.clear()
+        assert run("daemon") == 2
+        assert run.host.snapshot == tuned
+
+    def test_what_is_to_stay_it_names(self, run: Cli, tuned: Snapshot) -> None:
+        run.policy(self.WRONG)
+        after = run.host.snapshot
+        assert run("daemon", "--on-stop", "keep") == 2
+        assert run.host.snapshot == after != tuned
+        assert "settings of an earlier run stay, and no daemon guards" in run.err
+        assert "`vsrtune undo`" in run.err
+
+    def test_what_another_process_answers_for_it_leaves(self, run: Cli, tuned: Snapshot) -> None:
+        run.policy(self.WRONG)
+        after = run.host.snapshot
+        with Journal.open(run.journal, samples.BOOT):
+            assert run("daemon") == 2
+        assert run.host.snapshot == after
+        assert "earlier run" not in run.err
+
+    def test_a_wrong_option_hides_nothing(self, run: Cli, tuned: Snapshot) -> None:
+        after = run.host.snapshot
+        assert run("daemon", "--interval", "never") == 2
+        assert run.host.snapshot == after
+        assert "settings of an earlier run stay, and no daemon guards" in run.err
 
 
 class TestConfirm:

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import gc
 import re
+import shlex
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -918,7 +922,8 @@ def test_reading_policies_leaves_nothing_to_collect(
         gc.enable()
 
 
-UNIT = (Path(__file__).resolve().parents[3] / "units" / "vsrtune.service").read_text()
+REPO = Path(__file__).resolve().parents[3]
+UNIT = (REPO / "units" / "vsrtune.service").read_text()
 
 
 def test_systemd_starts_it_again_after_a_handover() -> None:
@@ -934,6 +939,44 @@ def test_it_starts_behind_what_writes_the_same_and_is_not_the_first_to_go_when_m
     assert {f"{name}.service" for name in ("irqbalance", "tuned", "libvirtd", "virtqemud")} <= first
     (score,) = re.findall(r"^OOMScoreAdjust=(-\d+)$", UNIT, re.MULTILINE)
     assert -1000 < int(score) < 0
+
+
+HANDLED = """
+import sys
+print("started", flush=True)
+sys.stdin.readline()
+from vsrtune.daemon.loop import Daemon
+from vsrtune.daemon.systemd import Notifier
+daemon = Daemon(None, None, Notifier())
+daemon.install_signals()
+print(daemon._stop_requested, daemon._restore, daemon._reload_requested)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "told"),
+    [
+        (signal.SIGTERM, "True True False"),
+        (signal.SIGINT, "True True False"),
+        (signal.SIGUSR2, "True False False"),
+        (signal.SIGHUP, "False False True"),
+    ],
+)
+def test_a_signal_that_comes_before_its_handler_waits_for_it(
+    number: signal.Signals, told: str
+) -> None:
+    """Otherwise it ends the process, which is a clean end for systemd, and the host stays tuned."""
+    (start,) = re.findall("^ExecStart=(.*)$", UNIT, re.MULTILINE)
+    *before, program, command = shlex.split(start)
+    assert (program, command) == ("/usr/bin/vsrtune", "daemon")
+    words = [*before, sys.executable, "-c", HANDLED]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, cwd=REPO) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "started\n"
+        process.send_signal(number)
+        assert process.communicate("\n", timeout=20)[0] == f"{told}\n"
+    assert process.returncode == 0
 
 
 def test_restart_after_a_crash_adopts_and_restores(host: FakeHost, tmp_path: Path) -> None:
