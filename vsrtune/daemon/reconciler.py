@@ -8,12 +8,19 @@ policies.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 
-from vsrtune.core.errors import UntriedError, VanishedError, VsrtuneError, WriteError
+from vsrtune.core.errors import (
+    JournalError,
+    UntriedError,
+    VanishedError,
+    VsrtuneError,
+    WriteError,
+)
 from vsrtune.core.retry import Backoff, SaidOnce
 from vsrtune.daemon.drift_tracker import DriftWatch, waiting
 from vsrtune.daemon.load_tracker import LoadKeeper
@@ -154,6 +161,7 @@ class Reconciler:
         LOGGER.debug("a pass over %s", scope)
         wrote, whole, failure = False, False, ""
         try:
+            self._journal.renew()
             wrote, whole = self._run(scope)
         except VsrtuneError as error:
             failure = str(error)
@@ -183,6 +191,8 @@ class Reconciler:
         refused = any(g.ref == guest and g.refused for g in self.state.guests)
         level = StepLevel.UNDONE if refused else next_level(policy, now)
         step = Step(level, why, time.time())
+        with contextlib.suppress(JournalError):
+            self._journal.renew()
         self._note_step(guest, step)
         self._count(step_downs=1)
         LOGGER.error(
@@ -207,6 +217,8 @@ class Reconciler:
         if self._journal.foreign is not None:
             LOGGER.error("%s", self._journal.foreign, extra=fields(error=self._journal.foreign))
             return False
+        with contextlib.suppress(JournalError):
+            self._journal.renew()
         try:
             snapshot = self._observer.observe()
             executor.adopt_brought(snapshot, snapshot.guests, self._journal)
@@ -217,9 +229,26 @@ class Reconciler:
                 error if isinstance(error, VsrtuneError) else repr(error),
                 exc_info=not isinstance(error, VsrtuneError),
             )
-        result = executor.undo(self._ops, self._journal)
+        try:
+            result = self._undo()
+        except JournalError as error:
+            LOGGER.error("%s", error, extra=fields(error=error))
+            LOGGER.error(
+                "%d settings stay on the host; once the journal can be written, `vsrtune undo` "
+                "puts them back",
+                len(self._journal.entries()),
+            )
+            return False
         self._results.log(result, "put back")
         return not result.failed
+
+    def _undo(self) -> Result:
+        try:
+            return executor.undo(self._ops, self._journal)
+        except JournalError:
+            # The failure may concern this one file.
+            self._journal.renew()
+            return executor.undo(self._ops, self._journal)
 
     def next_try(self) -> float | None:
         """Seconds until the next retry: of a failed guest or pass, of a setting that others keep

@@ -179,6 +179,13 @@ class Journal(Closing):
         self._check_version()
         self._log.claim(need + self._undo_space + _SLACK)
 
+    def renew(self) -> None:
+        """Accept records again after a failure that left the content of the file unknown: put a new
+        file with what is in force in its place. Does nothing while the file is trusted. Raises
+        JournalError."""
+        if self._log.broken:
+            self._log.rewrite(self._fold, self._undo_space + _SLACK)
+
     def close(self) -> None:
         """Release the lock. The entries stay in the file."""
         self._log.close()

@@ -210,6 +210,12 @@ class JsonlLog(Closing):
         except OSError as error:
             self._broken = str(error)
             raise self.unwritable(error) from error
+        self._broken = ""
+
+    @property
+    def broken(self) -> bool:
+        """Whether no record is accepted, until ``rewrite`` has made a new file."""
+        return bool(self._broken)
 
     def age(self) -> float:
         """Seconds since the last record; 0 when the clock was set back since."""

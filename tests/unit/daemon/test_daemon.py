@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import gc
+import os
 import re
 import shlex
 import signal
@@ -21,16 +23,25 @@ from fake_host import FakeHost
 from shell_samples import POLICY
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.core.errors import Lasting, LateError, ObserveError, PolicyError, WriteError
+from vsrtune.core.errors import (
+    JournalError,
+    Lasting,
+    LateError,
+    ObserveError,
+    PolicyError,
+    WriteError,
+)
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.daemon import attachments
 from vsrtune.daemon.events.changes import Change
 from vsrtune.daemon.loop import Daemon, Timing
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.daemon.scope import FULL, NOTHING, UNANNOUNCED, Scope
+from vsrtune.execute import executor
 from vsrtune.execute.journal import Journal
 from vsrtune.model.daemon_state import DaemonState
 from vsrtune.model.guest import Confidence, Role, Sched, SchedClass, Thread
+from vsrtune.model.journal_records import undo_action
 from vsrtune.model.plan import Culprit
 from vsrtune.observe.config_files import load_dirs
 from vsrtune.policy.model import Policy
@@ -1010,6 +1021,80 @@ def test_stop_puts_back_what_the_journal_holds_whatever_observing_raises(
     (told,) = [r.getMessage() for r in caplog.records if "not observed" in r.getMessage()]
     assert str(error) in told
     assert "`vsrtune undo`" in told
+
+
+class Disk:
+    """Fails each fsync from now on, so many times."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.left = 0
+        self._real = os.fsync
+        monkeypatch.setattr(os, "fsync", self._fsync)
+
+    def _fsync(self, descriptor: int) -> None:
+        if self.left:
+            self.left -= 1
+            raise OSError(errno.EIO, "Input/output error")
+        self._real(descriptor)
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_journal_that_failed_once_is_written_anew_by_the_next_pass(
+    host: FakeHost, journal: Journal, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    disk, clock = Disk(monkeypatch), Clock()
+    passes = Reconciler(host, host, journal, policies(), clock=clock)
+    disk.left = failures
+    for left in reversed(range(failures)):
+        assert not passes.run()
+        assert (disk.left, host.writes) == (left, 0)
+        assert passes.state.failure
+        clock.now += 60
+    assert passes.run()
+    assert passes.state.failure == ""
+    assert passes.stop()
+    assert host.snapshot == samples.snapshot()
+
+
+@pytest.mark.parametrize("before", ["well", "broken"])
+def test_a_stop_writes_a_journal_that_fails_anew_and_puts_all_back(
+    host: FakeHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal.open(path, samples.BOOT) as opened:
+        passes = Reconciler(host, host, opened, policies())
+        passes.run()
+        disk = Disk(monkeypatch)
+        disk.left = 1
+        if before == "broken":
+            with pytest.raises(JournalError):
+                opened.intent(replace(undo_action(opened.entries()[0]), reason="x"))
+        assert passes.stop()
+        assert disk.left == 0
+        assert host.snapshot == samples.snapshot()
+    with Journal.open(path, samples.BOOT) as opened:
+        assert opened.entries() == ()
+
+
+def test_a_stop_that_cannot_write_the_journal_says_what_stays_and_the_next_undo_puts_it_back(
+    host: FakeHost,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    path = tmp_path / "journal.jsonl"
+    with Journal.open(path, samples.BOOT) as opened:
+        daemon = Running(host, opened)
+        count = len(opened.entries())
+        disk = Disk(monkeypatch)
+        disk.left = 1000
+        assert daemon.stop() == ExitCode.FAILED
+    assert f"{count} settings stay on the host; once the journal can be written" in caplog.text
+    assert "not everything could be put back; `vsrtune undo` tries again" in caplog.text
+    disk.left = 0
+    with Journal.open(path, samples.BOOT) as opened:
+        assert not executor.undo(host, opened).failed
+    assert host.snapshot == samples.snapshot()
 
 
 class BrokenKeeper:

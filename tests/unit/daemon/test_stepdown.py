@@ -13,7 +13,7 @@ import shell_samples as samples
 from fake_host import FakeHost
 from test_daemon import Clock, Running, policies, thread
 
-from vsrtune.core.errors import Lasting, WriteError
+from vsrtune.core.errors import JournalError, Lasting, WriteError
 from vsrtune.daemon import http
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.execute.journal import Journal, read_fold
@@ -74,6 +74,21 @@ def ladder(text: str) -> list[StepLevel]:
     while found[-1] is not StepLevel.UNDONE:
         found.append(next_level(policy(text), found[-1]))
     return found[1:]
+
+
+def test_a_journal_that_failed_once_keeps_no_guest_from_being_stepped_down(
+    host: FakeHost, journal: Journal, passes: Reconciler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_fd: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", fail)
+        with pytest.raises(JournalError):
+            journal.step("vr1", Step(StepLevel.RR, WHY, 0.0))
+    passes.step_down("vr1", WHY, StepLevel.POLICY)
+    assert {thread(host, role).sched.cls for role in ROLES} == {SchedClass.RR}
+    assert journal.steps["vr1"].level is StepLevel.RR
 
 
 def test_levels_that_change_nothing_are_passed_over() -> None:

@@ -456,6 +456,27 @@ def test_after_a_failed_fsync_nothing_more_is_trusted(
             journal.intent(queue(500, 100))
 
 
+def test_a_new_file_takes_records_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_fd: int) -> None:
+        raise OSError(5, "I/O error")
+
+    with Journal.open(path, BOOT) as journal:
+        write(journal, queue(500, 100))
+        journal.renew()
+        file = path.stat().st_ino
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", fail)
+            for record in (lambda: journal.intent(queue(100, 50)), journal.renew):
+                with pytest.raises(JournalError):
+                    record()
+        assert path.stat().st_ino == file
+        journal.renew()
+        assert path.stat().st_ino != file
+        assert folded(path) == [(500, 100, "done")]
+        write(journal, queue(100, 50))
+    assert folded(path) == [(500, 50, "done")]
+
+
 def test_records_out_of_turn_never_reach_the_file(path: Path) -> None:
     with Journal.open(path, BOOT) as journal:
         size = path.stat().st_size
