@@ -222,7 +222,7 @@ def confirm(journal: Path) -> int:
     """Keep what `vsrtune apply --confirm` has applied.
 
     \b
-    Exit codes: 0 it stays, 1 nothing waits for a confirmation.
+    Exit codes: 0 it stays, 1 nothing waits for a confirmation, or not any more.
     """
     guardian.confirm(journal, boot_id())
     say("Confirmed. `vsrtune undo` puts everything back.")

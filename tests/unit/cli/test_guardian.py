@@ -98,6 +98,57 @@ def test_confirmed_by_another_session_it_stays(changed: Changed, pid1: Pid1) -> 
         guardian.confirm(changed.journal, samples.BOOT)
 
 
+def test_a_confirmation_is_too_late_once_the_undo_has_begun(changed: Changed, pid1: Pid1) -> None:
+    """When the undo fails, systemd has the service for a minute, most of it between two tries."""
+    changed.code = 1
+    guard = changed.begin(SECONDS)
+    guard.ask()
+    assert pid1.wait() == 1
+    assert pid1.active()
+    with pytest.raises(VsrtuneError, match="the time for a confirmation is over"):
+        guardian.confirm(changed.journal, samples.BOOT)
+    assert pid1.active(), "it tries again"
+    assert not guard.kept
+    with pytest.raises(VsrtuneError, match="not everything could be put back"):
+        guard.close()
+
+
+SYSTEMCTL = """#!/bin/sh
+case $1 in
+show) sed -n "s/^${2#--property=}=//p" "$0.shown" ;;
+stop) echo "$2" >>"$0.stopped" ;;
+esac
+"""
+
+
+@pytest.mark.parametrize(
+    ("shown", "kept", "said"),
+    [
+        ("SubState=start-pre\nNRestarts=0\nActiveState=activating\n", True, ""),
+        ("SubState=start-pre\nNRestarts=1\nActiveState=activating\n", False, "is over"),
+        ("SubState=auto-restart\nNRestarts=0\nActiveState=activating\n", False, "is over"),
+        ("SubState=start\nNRestarts=0\nActiveState=activating\n", False, "is over"),
+        ("SubState=dead\nNRestarts=0\nActiveState=inactive\n", False, "nothing waits"),
+    ],
+)
+def test_only_a_service_that_waits_for_the_first_time_is_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, shown: str, kept: bool, said: str
+) -> None:
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text(SYSTEMCTL)
+    systemctl.chmod(0o755)
+    (tmp_path / "systemctl.shown").write_text(shown)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    journal = tmp_path / "journal.jsonl"
+    Journal.open(journal, samples.BOOT).close()
+    if kept:
+        guardian.confirm(journal, samples.BOOT)
+    else:
+        with pytest.raises(VsrtuneError, match=said):
+            guardian.confirm(journal, samples.BOOT)
+    assert (tmp_path / "systemctl.stopped").exists() is kept
+
+
 def test_at_the_deadline_it_is_back_though_the_command_hangs(changed: Changed, pid1: Pid1) -> None:
     guard = changed.begin(SECONDS)
     time.sleep(2 * SECONDS)

@@ -49,10 +49,12 @@ class Pid1:
 
     def __init__(self, undo: Callable[[], int]) -> None:
         self.command: Sequence[str] = ()
-        # What flock is asked for, the process that asks, and whether the service was stopped.
+        # What flock is asked for, the process that asks, whether the undo has begun, and whether
+        # systemd has the service: from its start to a stop or an undo that succeeded.
         self.waits: Sequence[Sequence[str]] = ()
         self.at: subprocess.Popen[bytes] | None = None
-        self.stopped = False
+        self.undoes = False
+        self.loaded = False
         self.begun = threading.Event()
         self.code: int | None = None
         self._undo = undo
@@ -60,7 +62,7 @@ class Pid1:
 
     def start(self, waits: Sequence[Sequence[str]], command: Sequence[str]) -> None:
         self.waits, self.command = waits, command
-        self.code, self.stopped = None, False
+        self.code, self.undoes, self.loaded = None, False, True
         self.begun.clear()
         self._thread = threading.Thread(target=self._work, daemon=True)
         self._thread.start()
@@ -70,11 +72,13 @@ class Pid1:
             self.at = subprocess.Popen(words, start_new_session=True)
             self.begun.set()
             self.at.wait()
-            if self.stopped:
+            if not self.loaded:
                 self.at, self.code = None, 1
                 return
-        self.at = None
-        self.code = self._undo()
+        self.at, self.undoes = None, True
+        code = self._undo()
+        self.loaded = self.loaded and code != 0
+        self.code = code
 
     def poll(self) -> int | None:
         return self.code
@@ -84,13 +88,17 @@ class Pid1:
         assert self.code is not None
         return self.code
 
+    def waiting(self) -> bool:
+        return self.loaded and not self.undoes
+
     def active(self) -> bool:
-        return not self.stopped
+        return self.loaded
 
     def stop(self) -> bool:
-        if self.code is not None:
+        """As systemd does it also between two tries of an undo that fails."""
+        if not self.loaded:
             return False
-        self.stopped = True
+        self.loaded = False
         assert self.begun.wait(10)
         if self.at is not None:
             self.at.kill()

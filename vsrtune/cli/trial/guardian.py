@@ -83,6 +83,10 @@ class Service:
         assert self._job is not None
         return self._job.wait()
 
+    def waiting(self) -> bool:
+        """Whether it has not begun its undo yet. After an undo that failed it waits once more."""
+        return _shown("SubState") == "start-pre" and _shown("NRestarts") == "0"
+
     def active(self) -> bool:
         """Whether it is at work, or will try again."""
         return _shown("ActiveState") != "inactive"
@@ -180,11 +184,21 @@ def start(places: StatePlaces, seconds: float = 0.0) -> TrialGuard:
 
 
 def confirm(journal: Path, boot: str) -> None:
-    """Keep the change that waits for a confirmation. Raises VsrtuneError when none does."""
+    """Keep the change that waits for a confirmation. Raises VsrtuneError when none does, and when
+    it is too late: the guardian has begun to put the host back."""
     if journal.exists():
+        service = Service()
         with Journal.open(journal, boot):
-            if Service().stop():
+            # Its undo cannot begin now.
+            if service.waiting() and service.stop():
                 return
+        if service.active():
+            raise VsrtuneError(
+                "the time for a confirmation is over, and the host is being put back",
+                where=UNIT,
+                hint="`vsrtune status` says what is set; begin again with `vsrtune apply --confirm "
+                "60s`",
+            )
     raise VsrtuneError(
         "nothing waits for a confirmation",
         where=UNIT,
