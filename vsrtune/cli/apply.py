@@ -134,8 +134,10 @@ def apply(
         return int(context.invoke(plan, **arguments))
     with ExitStack() as stack:
         guard: TrialGuard | None = None
-        with Journal.open(places.journal, boot) as opened:
-            if confirm_seconds is not None:
+        with Journal.open(places.journal, boot) as opened, ExitStack() as told:
+            if confirm_seconds is None:
+                told.enter_context(_interrupt_told(opened, "`vsrtune undo` puts them back"))
+            else:
                 guard = stack.enter_context(guardian.start(places, confirm_seconds))
             _say_discarded(opened)
             ops = _writer(places, opened)
@@ -280,7 +282,8 @@ def undo(as_json: bool, dry_run: bool, places: StatePlaces) -> int:
             elif not codes:
                 say("Nothing to undo: no setting on this host is vsrtune's.")
             return min(codes, default=ExitCode.DONE)
-        with patience("putting back what was changed"):
+        again = _interrupt_told(opened, "`vsrtune undo` again puts them back")
+        with again, patience("putting back what was changed"):
             result = executor.undo(_writer(places, opened), opened)
     if as_json:
         _print_json(result)
@@ -290,6 +293,18 @@ def undo(as_json: bool, dry_run: bool, places: StatePlaces) -> int:
     if result.failed:
         codes.append(ExitCode.FAILED)
     return min(codes, default=ExitCode.DONE)
+
+
+@contextlib.contextmanager
+def _interrupt_told(journal: Journal, what_next: str) -> Iterator[None]:
+    """Say what is set when the block is interrupted."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        live = len(journal.entries())
+        left = f"{live} settings are vsrtune's; {what_next}" if live else "nothing is vsrtune's"
+        say(f"vsrtune: interrupted: {left}", err=True)
+        raise
 
 
 @contextlib.contextmanager

@@ -24,10 +24,11 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import ObserveError, VsrtuneError, WriteError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.daemon.systemd import LOGGER
-from vsrtune.execute.journal import Journal
+from vsrtune.execute.journal import Journal, read_entries
 from vsrtune.host.filesystem import boot_id
 from vsrtune.model.guest import Sched, SchedClass
 from vsrtune.model.snapshot import Problem, Snapshot
+from vsrtune.model.targets import Target, Value
 
 GOOD = 'guest: "*"\ncpus: {vcpu: 1, vhost: 2}\nqueue: {macvtap: 300}\nprofile: none\n'
 REPO = Path(__file__).resolve().parents[3]
@@ -286,6 +287,29 @@ class TestVerifyAndUndo:
         assert "settings restored." in run.out
         assert str(error) in run.err
         assert "run `vsrtune undo` again" in run.err
+
+    def test_an_interrupt_says_what_stays(self, run: Cli) -> None:
+        """A pin for which libvirt keeps the command waiting invites one."""
+        run.policy(GOOD)
+        before, write = run.host.snapshot, run.host.write
+        left = 3
+
+        def interrupted(target: Target, value: Value) -> None:
+            nonlocal left
+            write(target, value)
+            left -= 1
+            if left == 0:
+                raise KeyboardInterrupt
+
+        run.host.write = interrupted  # type: ignore[method-assign]
+        assert run("apply") == ExitCode.INTERRUPTED
+        assert "interrupted: 3 settings are vsrtune's; `vsrtune undo` puts them back" in run.err
+        left = 2
+        assert run("undo") == ExitCode.INTERRUPTED
+        live = len(read_entries(run.journal, samples.BOOT))
+        assert f"interrupted: {live} settings are vsrtune's; `vsrtune undo` again" in run.err
+        assert run("undo") == 0
+        assert run.host.snapshot == before
 
     def test_undo_as_json(self, run: Cli) -> None:
         Journal.open(run.journal, samples.BOOT).close()
