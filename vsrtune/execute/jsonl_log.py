@@ -46,6 +46,8 @@ from vsrtune.host.state_files import (
 MAX_SIZE = 1 << 20
 MAX_RATIO = 10
 TINY = 16 << 10
+# Errors of a name that is no file's.
+_MISNAMED = frozenset({errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR})
 # How a header begins.
 _HEADER = b'{"r":"header","version":'
 
@@ -275,8 +277,16 @@ def read_log(path: Path) -> bytes:
     except FileNotFoundError:
         return b""
     except OSError as error:
-        denied = isinstance(error, PermissionError)
-        hint = "run as root" if denied else "name the file that was used before, or a new one"
+        # Behind a log that is damaged a new one would make what vsrtune has set the original.
+        hint = "" if error.errno == errno.EFBIG else "see the kernel log; "
+        hint += (
+            "with another file, what vsrtune has changed would count as what was there before it "
+        )
+        hint += "(a reboot ends all settings)"
+        if isinstance(error, PermissionError):
+            hint = "run as root"
+        elif error.errno in _MISNAMED:
+            hint = "name the file that was used before, or a new one"
         raise JournalError(
             f"cannot be read: {error.strerror}", where=str(path), hint=hint
         ) from error

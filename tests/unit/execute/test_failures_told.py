@@ -14,6 +14,7 @@ from fake_kernel import BOOT, LIBVIRT, OURS, UUID, FakeKernel, key, make_host, m
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import BusyError, JournalError, Lasting, VanishedError, VsrtuneError
+from vsrtune.execute import jsonl_log
 from vsrtune.execute.executor import apply, undo
 from vsrtune.execute.journal import Journal
 from vsrtune.execute.syscalls import LibvirtPins
@@ -542,4 +543,32 @@ def test_a_journal_that_cannot_be_read(tmp_path: Path) -> None:
     assert str(caught.value) == (
         f"{place}: cannot be read: it is no regular file; name the file that was used before, or "
         "a new one"
+    )
+
+
+@pytest.mark.parametrize(
+    ("number", "look"),
+    [
+        (errno.EIO, "see the kernel log; "),
+        (errno.EUCLEAN, "see the kernel log; "),
+        (errno.EFBIG, ""),
+    ],
+)
+def test_no_new_file_is_advised_in_place_of_a_damaged_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, look: str
+) -> None:
+    """What vsrtune has set would be taken for the originals."""
+    path = tmp_path / "journal.jsonl"
+    Journal.open(path, BOOT).close()
+
+    def refuse(_path: Path) -> bytes:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(jsonl_log, "read_file", refuse)
+    with pytest.raises(JournalError) as caught:
+        Journal.open(path, BOOT)
+    assert str(caught.value) == (
+        f"{path}: cannot be read: {os.strerror(number)}; {look}with another file, what "
+        "vsrtune has changed would count as what was there before it (a reboot ends all "
+        "settings)"
     )
