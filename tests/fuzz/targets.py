@@ -42,7 +42,6 @@ from vsrtune.model import domain_xml as interface_xml
 from vsrtune.model.guest import Sched
 from vsrtune.model.module_counters import parse as parse_counters
 from vsrtune.model.plan import read_plan
-from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe.observer import Observer
 from vsrtune.observe.tracing import TraceMemory, TraceResults, count_by, parse_hist
 from vsrtune.plan.planner import plan
@@ -174,8 +173,6 @@ def json_files(data: bytes) -> None:
     kept(TraceResults("b"), text(data))
     with contextlib.suppress(VsrtuneError):
         read_plan(text(data), "b")
-    with contextlib.suppress(VsrtuneError):
-        Snapshot.from_json(text(data))
     with contextlib.suppress(VsrtuneError):
         codec.decode(Sched, _json(data))
     with contextlib.suppress(VsrtuneError, ValueError):

@@ -372,14 +372,13 @@ class Switcher:
         if card.queue is not None and link is not None and link.queue != card.queue:
             self._host.set_queue(link.index, card.queue)
 
-    def _unplug(self, cards: tuple[Card, ...], requests: dict[Card, float] | None = None) -> None:
+    def _unplug(self, cards: tuple[Card, ...], requests: dict[Card, float]) -> None:
         """Unplug the interfaces that are there, all at the same time, and return when the guests
         have released them. ``requests`` are the times of the last requests of an earlier call that
         found libvirt away; this call keeps it up to date.
 
         Raises RefusedError when libvirt refused before any request was made, otherwise WriteError.
         """
-        requests = {} if requests is None else requests
         try:
             self._release(cards, requests)
         except RefusedError as error:

@@ -46,7 +46,7 @@ from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal, check_free, read_entries
 from vsrtune.host.filesystem import LiveRoot, boot_id
 from vsrtune.host.state_files import MAX_SIZE
-from vsrtune.model.journal_records import Entry, undo_action, undo_order
+from vsrtune.model.journal_records import undo_action, undo_order
 from vsrtune.model.plan import Plan, read_plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe.qemu_processes import ProcessTable
@@ -272,7 +272,7 @@ def undo(as_json: bool, dry_run: bool, places: StatePlaces) -> int:
         with _noted("pins that guests have brought along may stay", codes):
             snapshot = _with_libvirt_guests(places.uri)
             known = () if opened is None else opened.entries()
-            if snapshot is not None and _carried(snapshot, known):
+            if snapshot is not None and brought_pins.entries(snapshot.guests, snapshot.host, known):
                 if opened is None:
                     opened = stack.enter_context(Journal.open(places.journal, boot))
                 executor.adopt_brought(snapshot, snapshot.guests, opened)
@@ -347,17 +347,13 @@ def _with_libvirt_guests(uri: str) -> Snapshot | None:
     return observe(None, uri, 0.0)
 
 
-def _carried(snapshot: Snapshot, known: Sequence[Entry]) -> tuple[Entry, ...]:
-    """Entries of pins of ours that guests have brought along and that are not ``known``."""
-    return tuple(brought_pins.entries(snapshot.guests, snapshot.host, known))
-
-
 def _preview_undo(places: StatePlaces, boot: str, as_json: bool) -> int:
     """Print what undo would restore, unless somebody else has changed it since."""
     snapshot = _with_libvirt_guests(places.uri)
     known = read_entries(places.journal, boot)
-    carried = () if snapshot is None else _carried(snapshot, known)
-    entries = undo_order((*known, *carried))
+    if snapshot is not None:
+        known = (*known, *brought_pins.entries(snapshot.guests, snapshot.host, known))
+    entries = undo_order(known)
     actions = [undo_action(entry) for entry in entries]
     switches = attachments.preview((), places)
     if as_json:

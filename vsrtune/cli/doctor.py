@@ -22,6 +22,7 @@ from vsrtune.cli.options import (
     wide_option,
 )
 from vsrtune.cli.render import print_json, say, show
+from vsrtune.core.text import counted
 from vsrtune.doctor import guest_checks, host_checks, module_checks
 from vsrtune.doctor.facts.host import read_facts
 from vsrtune.doctor.facts.module import read
@@ -96,7 +97,7 @@ def summary(findings: Sequence[Finding]) -> str:
     if not bad:
         return "No problem was found: nothing stands in a router's way on this host."
     counts = [(level, sum(f.level is level for f in bad)) for level in (*Severity,)[::-1]]
-    told = " and ".join(f"{n} {level}{'s' * (n != 1)}" for level, n in counts if n)
+    told = " and ".join(counted(n, level) for level, n in counts if n)
     first = next((f.hint for f in bad if f.hint), "")
     return f"This host has {told}" + (f"; begin with: {first}" if first else ".")
 

@@ -35,6 +35,11 @@ def time_text(nanoseconds: int) -> str:
     return f"{nanoseconds}ns"
 
 
+def counted(number: int, noun: str) -> str:
+    """``1 guest``, ``2 guests``."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def printable(text: str) -> str:
     """The text, with everything escaped that a terminal or a reader would not show as written:
     bytes that are not UTF-8 (os.fsdecode), control characters, which move a terminal's cursor or

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.text import counted
 from vsrtune.doctor.model import Case, Finding, error, info, ok, warning
 from vsrtune.model.deadline import UNIT, percent
 from vsrtune.model.deadline import bandwidth as booked_by
@@ -46,8 +47,7 @@ def observation(case: Case) -> Iterable[Finding]:
             "if it is a guest, see docs/hardening.md: who is a guest",
         )
     if not case.snapshot.problems:
-        count = len(case.snapshot.guests)
-        yield ok(f"all of the host can be read; {count} guest{'s' * (count != 1)}")
+        yield ok(f"all of the host can be read; {counted(len(case.snapshot.guests), 'guest')}")
 
 
 def kernel(case: Case) -> Iterable[Finding]:

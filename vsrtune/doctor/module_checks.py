@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from vsrtune.attach.plan.model import OURS, STACKED
+from vsrtune.core.text import counted
 from vsrtune.doctor.model import Finding, error, info, ok
 from vsrtune.model.host import Link
 
@@ -176,5 +177,4 @@ def switches(facts: ModuleFacts) -> Iterable[Finding]:
             "systemctl is-enabled vsrtune-devices.service",
         )
     elif not facts.unfinished:
-        count = len(facts.devices)
-        yield ok(f"{count} interface{'s' * (count != 1)} on NAPI-macvlan")
+        yield ok(f"{counted(len(facts.devices), 'interface')} on NAPI-macvlan")

@@ -6,9 +6,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 
-from vsrtune.core.codec import decode, encode
-from vsrtune.core.errors import VsrtuneError
-from vsrtune.core.untrusted import json_value
+from vsrtune.core.codec import encode
 from vsrtune.model.guest import Guest
 from vsrtune.model.host import Host
 
@@ -46,21 +44,8 @@ class Snapshot:
     strangers: tuple[Stranger, ...] = ()
 
     def to_json(self, indent: int | None = 2) -> str:
-        """JSON text; ``from_json`` gives an equal Snapshot."""
+        """JSON text; ``decode`` of its value gives an equal Snapshot."""
         return json.dumps(encode(self), indent=indent, ensure_ascii=False)
-
-    @classmethod
-    def from_json(cls, text: str) -> Snapshot:
-        """Read ``to_json`` output. Raises VsrtuneError for text that is no JSON, and as ``decode``
-        does."""
-        try:
-            data = json_value(text)
-        except ValueError as error:
-            raise VsrtuneError(f"not JSON: {error}") from None
-        found = decode(cls, data)
-        # Text that somebody wrote by hand may have another order.
-        ordered = tuple(sorted(found.host.cpusets, key=lambda group: group.path))
-        return replace(found, host=replace(found.host, cpusets=ordered))
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.text import counted
 from vsrtune.model.guest import DATA_PLANE, Guest, Role, WorkerKind
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
@@ -23,7 +24,7 @@ from vsrtune.model.targets import Target, Value
 from vsrtune.plan.interrupt_cpus import IrqChoice, interrupt_cpus
 from vsrtune.plan.planner import plan
 from vsrtune.plan.requirements import label
-from vsrtune.plan.safety.projection import project
+from vsrtune.plan.safety.projection import project_actions
 from vsrtune.policy.matching import Match, match
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
@@ -163,7 +164,7 @@ def _second(case: _Case, *, realtime: bool) -> str:
 
 def _after(case: _Case, made: Plan) -> Guest:
     """The guest as the plan leaves it."""
-    result = project(case.snapshot, made)
+    result = project_actions(case.snapshot, made.actions)
     return next(g for g in result.guests if g.pid == case.guest.pid)
 
 
@@ -252,7 +253,7 @@ def _head(case: _Case, tried: Iterable[tuple[str, str]]) -> str:
         f"{i.target} ({i.kind.value}" + (f" on {i.lower[-1]}" if i.lower else "") + ")"
         for i in guest.interfaces
     )
-    share = f"{_count(len(threads), 'thread')}: " + (
+    share = f"{counted(len(threads), 'thread')}: " + (
         "one for each" if len(free) >= len(threads) else "they share CPUs"
     )
     lines = [
@@ -262,10 +263,10 @@ def _head(case: _Case, tried: Iterable[tuple[str, str]]) -> str:
         f"Kernel {host.kernel}, CPUs {online}"
         + (f", isolated {host.isolated}" if host.isolated else ""),
         *choice.notes,
-        f"{_count(len(guest.by_role(Role.VCPU)), 'vcpu')}, {_count(len(workers), 'vhost worker')}"
+        f"{counted(len(guest.by_role(Role.VCPU)), 'vcpu')}, {counted(len(workers), 'vhost worker')}"
         + (f" ({kind})" if kind else ""),
         f"interfaces: {nics or 'none'}",
-        f"{_count(len(free), 'CPU')} without interrupts and guests ({free or 'none'}), {share}",
+        f"{counted(len(free), 'CPU')} without interrupts and guests ({free or 'none'}), {share}",
         *(f"refused here: {what}: {why}" for what, why in tried),
     ]
     return _comment(lines)
@@ -283,10 +284,6 @@ def _comment(lines: Iterable[str]) -> str:
         )  # fmt: skip
         out += wrapped or [""]
     return "".join(f"# {line}".rstrip() + "\n" for line in out)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' * (number != 1)}"
 
 
 def _safe(text: str) -> str:

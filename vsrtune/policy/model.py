@@ -10,6 +10,7 @@ from functools import cached_property
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import PolicyError
+from vsrtune.core.text import counted
 from vsrtune.model.guest import DATA_PLANE, REALTIME, Attachment, Role, Sched, SchedClass
 from vsrtune.model.plan import DriftRule
 from vsrtune.model.targets import DeviceNumber
@@ -45,8 +46,7 @@ class PolicyErrors(PolicyError):
 
     def __init__(self, errors: Iterable[PolicyError]) -> None:
         self.errors = tuple(errors)
-        count = len(self.errors)
-        super().__init__(f"{count} error{'' if count == 1 else 's'} in files")
+        super().__init__(f"{counted(len(self.errors), 'error')} in files")
 
     def __str__(self) -> str:
         return "\n".join(str(error) for error in self.errors)

@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 
 from vsrtune import __version__
 from vsrtune.core.codec import encode
-from vsrtune.core.text import printable
+from vsrtune.core.text import counted, printable
 from vsrtune.model.daemon_state import DaemonState, GuestState, PlanState, Recent, Unmade
 from vsrtune.model.guest import REALTIME, Guest, Interface, Role, SchedClass, Thread
 from vsrtune.model.host import Cpu, Host
@@ -123,7 +123,7 @@ def wrong(page: Data) -> list[dict[str, str]]:
 
 def overrides(number: int) -> str:
     """What follows the state of a guest with so many overrides: ``, 1 override``."""
-    return f", {number} override{'' if number == 1 else 's'}" if number else ""
+    return f", {counted(number, 'override')}" if number else ""
 
 
 def screen(page: Data, daemon: str, change: str) -> list[Table]:

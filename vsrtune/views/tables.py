@@ -13,7 +13,7 @@ from typing import Any
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.core.text import time_text
+from vsrtune.core.text import counted, time_text
 from vsrtune.model.daemon_state import Starved
 from vsrtune.model.deadline import bandwidth, percent
 from vsrtune.model.guest import Guest, Interface, PassedDevice, Role, SchedClass, ThreadKey
@@ -332,7 +332,7 @@ def _summary(plan: Plan, assignment: Assignment | None, switched: Collection[str
     """The changes of each guest in one line."""
     count = len(plan.actions)
     nothing_done = "Nothing can be changed" if plan.refusals else "Nothing to change"
-    title = _count(count, "change") if count else nothing_done
+    title = counted(count, "change") if count else nothing_done
     pairs = assignment.pairs if assignment is not None else []
     changes: dict[str, list[Action]] = {guest.ref: [] for guest, _ in pairs}
     for action in plan.actions:
@@ -389,7 +389,7 @@ def _effects(actions: Iterable[Action]) -> str:
         for role, texts in others.items()
         if role in cpus or texts
     ]
-    return "; ".join(told) or _count(len(others), "setting")
+    return "; ".join(told) or counted(len(others), "setting")
 
 
 def change_tables(actions: Sequence[Action]) -> list[Table]:
@@ -399,7 +399,7 @@ def change_tables(actions: Sequence[Action]) -> list[Table]:
         row = short_row(change_row(action))
         by_guest.setdefault(row.pop("guest"), []).append(row)
     return [
-        Table.of(f"{guest}: {_count(len(rows), 'change')}", rows, "good", **SHORT)
+        Table.of(f"{guest}: {counted(len(rows), 'change')}", rows, "good", **SHORT)
         for guest, rows in by_guest.items()
     ]
 
@@ -538,10 +538,6 @@ def drift_lines(actions: Iterable[Action], skipped: Iterable[Skipped]) -> list[s
     return lines
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
 def status_line(tuned: int, drift: int, extra: Sequence[str] = ()) -> str:
     """The STATUS= line: ``2 guests tuned, 1 drift``."""
-    return ", ".join([f"{_count(tuned, 'guest')} tuned", f"{drift} drift", *extra])
+    return ", ".join([f"{counted(tuned, 'guest')} tuned", f"{drift} drift", *extra])

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from vsrtune.core.codec import encode
+from vsrtune.core.text import counted
 from vsrtune.views.host_view import ThreadView
 from vsrtune.views.tables import NOTHING, Table, cpu_list, filled
 from vsrtune.views.top_frame import CpuRow, DropRow, Frame, Resident
@@ -14,7 +15,7 @@ from vsrtune.views.top_frame import CpuRow, DropRow, Frame, Resident
 
 def headline(frame: Frame) -> str:
     """The frame in one line."""
-    guests = f"{len(frame.guests)} guest{'' if len(frame.guests) == 1 else 's'}"
+    guests = counted(len(frame.guests), "guest")
     parts = [guests, f"over {frame.seconds:.1f} s" if frame.seconds else "measuring"]
     parts.append(f"{count(sum(d.rate or 0.0 for d in frame.drops))} frames/s dropped")
     parts.append(f"kernel {frame.kernel}")

@@ -20,6 +20,7 @@ import shell_samples as samples
 from memory_cli import Cli
 
 from vsrtune.cli import main, options
+from vsrtune.core.codec import decode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import ObserveError, VsrtuneError, WriteError
 from vsrtune.core.exit_codes import ExitCode
@@ -49,7 +50,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 class TestShow:
     def test_json_is_the_snapshot(self, run: Cli) -> None:
         assert run("show", "--json") == 0
-        assert Snapshot.from_json(run.out) == run.host.snapshot
+        assert decode(Snapshot, json.loads(run.out)) == run.host.snapshot
 
     def test_table_names_the_guest(self, run: Cli) -> None:
         assert run("show") == 0

@@ -57,7 +57,7 @@ def snapshot() -> Snapshot:
 
 
 def test_snapshot_round_trip() -> None:
-    assert Snapshot.from_json(snapshot().to_json()) == snapshot()
+    assert decode(Snapshot, json.loads(snapshot().to_json())) == snapshot()
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from planning_samples import cpus, router, snapshot
 
+from vsrtune.core.codec import decode
 from vsrtune.model.guest import ThreadKey
 from vsrtune.model.load import (
     LEAST_NS,
@@ -103,7 +106,7 @@ def test_a_snapshot_with_loads_survives_json() -> None:
     assert len(keys) == 3
     loaded = measured(seen, {keys[0]: (0.1, 0.25), ThreadKey(1, 2, 3): (1.0,)})
     assert [t.load for t in data_plane(loaded)] == [(0.1, 0.25), (), ()]
-    assert Snapshot.from_json(loaded.to_json()) == loaded
+    assert decode(Snapshot, json.loads(loaded.to_json())) == loaded
     assert measured(loaded, {}) == seen
     assert measured(seen, {}).guests[0] is seen.guests[0]
 

@@ -6,6 +6,7 @@ VSRTUNE_UPDATE_GOLDEN=1 writes it anew.
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,7 @@ import pytest
 import recorded_hosts
 from hosttree import HostTree
 
-from vsrtune.core.codec import encode
+from vsrtune.core.codec import decode, encode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import ObserveError
 from vsrtune.host.libvirt import DomainText
@@ -133,7 +134,7 @@ def test_libvirt_and_plain_guests_side_by_side(tree: HostTree) -> None:
         950000,
         1000000,
     )
-    assert Snapshot.from_json(snapshot.to_json()) == snapshot
+    assert decode(Snapshot, json.loads(snapshot.to_json())) == snapshot
 
 
 def test_without_libvirt_its_guests_do_not_become_plain(tree: HostTree) -> None:

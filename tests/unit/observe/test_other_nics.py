@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
 from hosttree import HostTree
 from test_observer import FakeVirt
 
+from vsrtune.core.codec import decode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.doctor import guest_checks
 from vsrtune.doctor.model import Case, Facts, Severity
@@ -110,7 +112,7 @@ def test_named_everywhere(interface: str, kind: str, why: str) -> None:
     (nic,) = guest.other_nics
     assert (nic.label, nic.mac) == (kind, MAC)
     assert nic.why.startswith(why)
-    assert Snapshot.from_json(snapshot.to_json()) == snapshot
+    assert decode(Snapshot, json.loads(snapshot.to_json())) == snapshot
 
     (shown,) = [t for t in guest_tables(guest, ()) if t.title == "Interfaces of vr1 without a tap"]
     assert shown.rows == [(kind, nic.model or "-", MAC, nic.why)]

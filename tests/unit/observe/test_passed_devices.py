@@ -20,7 +20,7 @@ from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import IrqAffinity
 from vsrtune.observe.observer import Observer
 from vsrtune.plan.planner import plan
-from vsrtune.plan.safety.projection import project
+from vsrtune.plan.safety.projection import project_actions
 from vsrtune.policy.parser import parse
 from vsrtune.views.tables import guest_tables
 
@@ -114,7 +114,7 @@ def written(snapshot: Snapshot, text: str) -> dict[int, str]:
     """The CPUs that interrupts get by a plan, by number; planned again it changes nothing."""
     made = plan(snapshot, [parse(text, "p.yaml")])
     assert made.refusals == ()
-    assert plan(project(snapshot, made), [parse(text, "p.yaml")]).actions == ()
+    assert plan(project_actions(snapshot, made.actions), [parse(text, "p.yaml")]).actions == ()
     found = (a for a in made.actions if isinstance(a.target, IrqAffinity))
     return {a.target.irq: str(a.after) for a in found if isinstance(a.target, IrqAffinity)}
 

@@ -14,7 +14,7 @@ from vsrtune.model.stepdown import Step, StepLevel
 from vsrtune.model.targets import RrTimeslice, ThreadSched
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.plan.planner import plan
-from vsrtune.plan.safety.projection import project
+from vsrtune.plan.safety.projection import project_actions
 from vsrtune.policy.guest_budget import divided, unfit
 from vsrtune.policy.lowering import next_level
 from vsrtune.policy.model import Policy, asks_of_host
@@ -45,7 +45,7 @@ def alike(runtime_ms: float) -> dict[Role, set[Sched]]:
 def after(found: Snapshot, made: Plan) -> Snapshot:
     """The host after a plan, on which every thread has run since."""
     assert made.refusals == ()
-    result = project(found, made)
+    result = project_actions(found, made.actions)
     guests = (
         replace(g, threads=tuple(replace(t, last_cpu=t.affinity.first()) for t in g.threads))
         for g in result.guests

@@ -51,7 +51,7 @@ from vsrtune.plan.phases import Draft, Phase
 from vsrtune.plan.planner import plan
 from vsrtune.plan.requirements import Context
 from vsrtune.plan.safety.invariants import PlanError, check, fifo_vcpus_apart, interrupts
-from vsrtune.plan.safety.projection import project
+from vsrtune.plan.safety.projection import project_actions
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 
@@ -132,7 +132,7 @@ BUDGETS = parse(
 )
 WITH_LISTS = with_cpusets(SNAPSHOT)
 MAKES = plan(WITH_LISTS, [BUDGETS])
-UNDER = project(WITH_LISTS, MAKES)
+UNDER = project_actions(WITH_LISTS, MAKES.actions)
 
 
 @pytest.mark.parametrize(
@@ -437,7 +437,7 @@ def test_two_vcpus_of_a_guest_on_one_cpu_under_fifo() -> None:
 
 def test_released_names_what_no_policy_asks_for_any_more() -> None:
     ours = journalled(GOOD)
-    applied = project(SNAPSHOT, GOOD)
+    applied = project_actions(SNAPSHOT, GOOD.actions)
     assert released(applied, [POLICY], ours) == frozenset()
     pins_only = replace(POLICY, vcpu_sched=None, vhost_sched=None, devices={})
     left = released(applied, [pins_only], ours)
@@ -447,7 +447,7 @@ def test_released_names_what_no_policy_asks_for_any_more() -> None:
 
 def test_released_spares_refused_and_unseen_guests() -> None:
     ours = journalled(GOOD)
-    applied = project(SNAPSHOT, GOOD)
+    applied = project_actions(SNAPSHOT, GOOD.actions)
     broken = Policy("p", "vr1", vcpu=CpuSet([99]))
     assert released(applied, [broken], ours) == frozenset()
     assert released(replace(applied, guests=()), [], ours) == frozenset()
@@ -456,7 +456,7 @@ def test_released_spares_refused_and_unseen_guests() -> None:
 def test_released_spares_a_guest_that_libvirt_is_busy_with() -> None:
     """Paused at the end of its migration to another host: its pins could not be put back."""
     ours = journalled(GOOD)
-    applied = project(SNAPSHOT, GOOD)
+    applied = project_actions(SNAPSHOT, GOOD.actions)
     leaving = replace(applied, guests=tuple(replace(g, busy=True) for g in applied.guests))
     assert full_plan(leaving, [POLICY], ours).actions == ()
     assert released(leaving, [POLICY], ours) == frozenset()

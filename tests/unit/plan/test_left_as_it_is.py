@@ -23,7 +23,7 @@ from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.stepdown import Step, StepLevel
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.plan.planner import plan
-from vsrtune.plan.safety.projection import project
+from vsrtune.plan.safety.projection import project_actions
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 
@@ -149,7 +149,7 @@ def test_what_is_left(case: str) -> None:
 def test_a_guest_that_is_stepped_down_has_its_vcpus_lowered_first() -> None:
     wanted = policy(f"cpus: {{vcpu: 1, vhost: 2}}\nscheduler: {{vcpu: {FIFO}, vhost: {FIFO}}}")
     first = plan(snapshot(router()), [wanted])
-    tuned = project(snapshot(router()), first)
+    tuned = project_actions(snapshot(router()), first.actions)
     steps = {"vr1": Step(StepLevel.RR, "it stood still")}
     made = full_plan(tuned, [wanted], journalled(first), steps=steps)
     rr = Sched(SchedClass.RR, 10, reset_on_fork=True)
@@ -171,7 +171,7 @@ def test_a_budget_outside_of_a_new_pool() -> None:
     seen = with_cpusets(snapshot(router()))
     first = plan(seen, [policy(text % "")])
     (taken,) = (a.after for a in first.actions if a.target.kind == "vcpu-pin")
-    tuned = project(seen, first)
+    tuned = project_actions(seen, first.actions)
     rest = cpus("1-3") - taken.cpus  # type: ignore[union-attr]
     (refusal,) = full_plan(tuned, [policy(text % f", pool: '{rest}'")], journalled(first)).refusals
     assert (refusal.reason, refusal.hint) == (

@@ -20,7 +20,7 @@ from vsrtune.plan import incremental, planner
 from vsrtune.plan.brought_pins import REASON
 from vsrtune.plan.drift import NO_MEMORY
 from vsrtune.plan.full_plan import full_plan, plan_with_releases
-from vsrtune.plan.safety.projection import project
+from vsrtune.plan.safety.projection import project_actions
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 
@@ -95,7 +95,7 @@ def test_alone_as_with_all(kind: str, seed: int) -> None:
     wanted = policies(kind)
     snapshot = host()
     first = planner.plan(snapshot, wanted)
-    snapshot = project(snapshot, first)
+    snapshot = project_actions(snapshot, first.actions)
     ours = journalled(first)
     again = plan_with_releases(snapshot, wanted, ours)
     whole = again.whole
@@ -121,7 +121,7 @@ def test_alone_as_with_all(kind: str, seed: int) -> None:
 def test_drift_of_one_guest_is_planned_alone() -> None:
     wanted, snapshot = policies("auto"), host()
     first = planner.plan(snapshot, wanted)
-    snapshot = project(snapshot, first)
+    snapshot = project_actions(snapshot, first.actions)
     ours = journalled(first)
     whole = plan_with_releases(snapshot, wanted, ours).whole
     assert whole is not None
@@ -147,7 +147,7 @@ def test_a_guest_that_no_longer_has_a_nic_of_a_key_is_planned_with_all(lower: st
     second = replace(first.interfaces[0], ifindex=77, lower=("p1",))
     first = replace(first, interfaces=(*first.interfaces, second))
     snapshot = replace(snapshot, guests=(first, *snapshot.guests[1:]))
-    snapshot = project(snapshot, planner.plan(snapshot, wanted))
+    snapshot = project_actions(snapshot, planner.plan(snapshot, wanted).actions)
     ours = journalled(planner.plan(snapshot, wanted))
     whole = plan_with_releases(snapshot, wanted, ours).whole
     assert whole is not None

@@ -17,7 +17,7 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.plan.planner import plan
-from vsrtune.plan.safety.projection import project, project_actions
+from vsrtune.plan.safety.projection import project_actions
 
 
 def _comparable(snapshot: Snapshot) -> Snapshot:
@@ -53,7 +53,7 @@ def test_plan(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     ]
     expected = expecting(file.read_text("utf-8"), plan_yaml(made), actions_yaml(back))
     matches(file, expected)
-    applied = project(snapshot, made)
+    applied = project_actions(snapshot, made.actions)
     wrote = ours | {a.target: a.after for a in made.actions}
     assert plan(applied, policies, wrote, reassert).actions == ()
     undone = project_actions(applied, back)

@@ -33,7 +33,7 @@ from vsrtune.model.targets import (
 )
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.plan.planner import plan
-from vsrtune.plan.safety.projection import project, project_actions
+from vsrtune.plan.safety.projection import project_actions
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 
@@ -62,7 +62,7 @@ def kthreads(guest: Guest) -> Guest:
 def applied(seen: Snapshot, *policies: Policy) -> tuple[Snapshot, dict[Target, Value]]:
     made = plan(seen, policies)
     assert made.refusals == ()
-    after = project(seen, made)
+    after = project_actions(seen, made.actions)
     guests = tuple(
         replace(g, threads=tuple(replace(t, last_cpu=t.affinity.first()) for t in g.threads))
         for g in after.guests
@@ -244,7 +244,7 @@ def test_a_guest_that_the_plan_moves_away_is_not_pushed_off() -> None:
     away = parse("guest: vr2\ncpus: {vcpu: 1}\nprofile: none\n", "vr2.yaml")
     made = plan(seen, [budgets("2"), away])
     assert made.refusals == ()
-    final = project(seen, made)
+    final = project_actions(seen, made.actions)
     assert [str(g.by_role(Role.VCPU)[0].affinity) for g in final.guests] == ["2", "1"]
 
 

@@ -13,7 +13,7 @@ from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.plan.planner import plan
-from vsrtune.plan.safety.projection import project
+from vsrtune.plan.safety.projection import project_actions
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 
@@ -41,7 +41,7 @@ def where(found: Snapshot, made: Plan) -> dict[str, list[str]]:
     roles = (Role.VCPU, Role.VHOST, Role.EMULATOR)
     return {
         g.ref: [str(t.affinity) for role in roles for t in g.by_role(role)]
-        for g in project(found, made).guests
+        for g in project_actions(found, made.actions).guests
     }
 
 
@@ -68,7 +68,9 @@ def test_threads_that_shared_a_core_part_and_stay_then() -> None:
     found = seen(change(guest, Role.VHOST, affinity=cpus("1")))
     made = plan(found, [policy()])
     assert where(found, made)["vr1"][:2] in (["5", "2"], ["2", "1"])
-    again = plan(project(found, made), [policy()], {a.target: a.after for a in made.actions})
+    again = plan(
+        project_actions(found, made.actions), [policy()], {a.target: a.after for a in made.actions}
+    )
     assert again.actions == ()
 
 
@@ -76,7 +78,7 @@ def test_guests_that_come_move_nobody_off_its_core() -> None:
     """One core is left for two threads, so the guest that comes is refused."""
     found = seen(small("vr2", 2000))
     made = plan(found, [policy('"vr*"')])
-    tuned = project(found, made)
+    tuned = project_actions(found, made.actions)
     later = replace(tuned, guests=(small("vr1", 1000), *tuned.guests))
     again = plan(later, [policy('"vr*"')], {a.target: a.after for a in made.actions})
     assert [r.guest for r in again.refusals] == ["vr1"]
@@ -146,7 +148,7 @@ def test_budgets_keep_their_cores() -> None:
     found = with_cpusets(seen(small("vr1", 1000), small("vr2", 2000)))
     policies = [policy(text=text), policy("vr2", "")]
     made = full_plan(found, policies, ())
-    tuned = project(found, made)
+    tuned = project_actions(found, made.actions)
     assert where(found, made) == {"vr1": ["1", "2", "7"], "vr2": ["3", "4", "7"]}
     again = full_plan(tuned, policies, journalled(made))
     assert again.actions == ()

@@ -13,9 +13,9 @@ away, and ``+`` adds the elements that follow.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from textwrap import indent
 from typing import Any
@@ -24,7 +24,7 @@ from golden import cases
 from plan_bases import BASES
 from ruamel.yaml import YAML
 
-from vsrtune.core.codec import encode
+from vsrtune.core.codec import decode, encode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import Target, Value, decode_target, decode_value
@@ -66,7 +66,8 @@ def read(file: Path) -> Case:
     data = YAML(typ="safe", pure=True).load(file)
     base = BASES[data["base"]](**data.get("with", {}))
     found = patched(encode(base), data.get("patch", {}))
-    return Case(Snapshot.from_json(json.dumps(found)), data["policies"], data.get("given", {}))
+    found["host"]["cpusets"].sort(key=itemgetter("path"))  # as a snapshot has them
+    return Case(decode(Snapshot, found), data["policies"], data.get("given", {}))
 
 
 def patched(value: Any, patch: Any) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
+from vsrtune.core.codec import decode
 from vsrtune.host.recorded import load
 from vsrtune.model.snapshot import Snapshot
 
@@ -19,4 +19,4 @@ def file(name: str) -> Path:
 
 def shown(path: Path) -> Snapshot:
     """What the recording says that it shows."""
-    return Snapshot.from_json(json.dumps(load(path).snapshot))
+    return decode(Snapshot, load(path).snapshot)

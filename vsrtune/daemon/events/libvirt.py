@@ -75,7 +75,7 @@ class LibvirtEvents(Background):
                 if not away:
                     LOGGER.info("no events from libvirt at %s: %s", self._uri, error)
                 away = True
-                self._turn_for(libvirt, RETRY)
+                self._await_retry(libvirt)
                 continue
             if away:
                 LOGGER.info("listening to libvirt at %s again", self._uri)
@@ -96,9 +96,9 @@ class LibvirtEvents(Background):
             LOGGER.warning("libvirt's event loop: %s", error)
             self._stopping.wait(1.0)
 
-    def _turn_for(self, libvirt: Any, seconds: float) -> None:
+    def _await_retry(self, libvirt: Any) -> None:
         """Keep the loop turning: other connections of this process rely on it."""
-        for _ in range(max(1, round(seconds))):
+        for _ in range(max(1, round(RETRY))):
             if not self._stopping.is_set():
                 self._turn(libvirt)
 

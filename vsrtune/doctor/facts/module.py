@@ -10,6 +10,7 @@ from pathlib import Path
 from vsrtune.core.errors import ObserveError
 from vsrtune.doctor.module_checks import MODULE, ModuleFacts, ModuleFile
 from vsrtune.host import netlink
+from vsrtune.host.filesystem import LiveRoot, text_of
 from vsrtune.model.host import Link
 
 BOOT_UNIT = "vsrtune-devices.service"
@@ -81,6 +82,10 @@ def lockdown(text: str | None) -> str | None:
     return text.partition("[")[2].partition("]")[0]
 
 
+def _text(path: Path) -> str | None:
+    return text_of(LiveRoot(), str(path))
+
+
 def _flag(text: str | None) -> bool | None:
     return None if text is None else text == "Y"
 
@@ -108,10 +113,3 @@ def _output(*words: str, check: bool = True) -> str | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return done.stdout
-
-
-def _text(path: Path) -> str | None:
-    try:
-        return path.read_text().strip()
-    except OSError:
-        return None

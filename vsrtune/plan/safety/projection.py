@@ -16,7 +16,7 @@ from vsrtune.model import cpuset_tree
 from vsrtune.model.cpuset_tree import CpusetGroup, upwards
 from vsrtune.model.guest import Guest, Interface, Role, Sched, Thread, ThreadKey
 from vsrtune.model.host import Host
-from vsrtune.model.plan import Action, Plan
+from vsrtune.model.plan import Action
 from vsrtune.model.present import changed, passed_changed, thread_target
 from vsrtune.model.root_domains import within
 from vsrtune.model.snapshot import Snapshot
@@ -43,11 +43,6 @@ from vsrtune.model.targets import (
 )
 
 _Change = Callable[[Guest, Thread], Thread]
-
-
-def project(snapshot: Snapshot, plan: Plan) -> Snapshot:
-    """The snapshot after every action of the plan."""
-    return project_actions(snapshot, plan.actions)
 
 
 def project_actions(snapshot: Snapshot, actions: Iterable[Action]) -> Snapshot:
