@@ -294,22 +294,6 @@ def test_back_without_having_been_forth() -> None:
     )
 
 
-def test_a_member_does_not_leave_the_device_of_its_group() -> None:
-    text = interface(A0, "p0", 2).replace("type='direct'", "type='ethernet'")
-    text = text.replace("<source dev='p0' mode='bridge'/>", "<target dev='nv7' managed='no'/>")
-    origin = Origin(MadeDevice("nv7", "p0", A0, 2, 1500, 250), "a", "u", text, "", group="pair")
-    host = AttachHostState(
-        (GuestNics("a", "u", (nic(text),), None),),
-        (Link(2, "p0"), Link(7, "nv7", NAPI_KIND, 2, 0, 2, A0, 1500, 250, True)),
-        (origin,),
-    )
-    with pytest.raises(
-        VsrtuneError,
-        match=f"^a: its interface {A0} is on nv7 of the group pair; vsrtune group delete pair$",
-    ):
-        plan(SwitchRequest(BACK, ("a",), config=False), host)
-
-
 # -- policies
 
 

@@ -114,13 +114,6 @@ def test_a_device_on_another_lower_device_is_not_ours(host: FakeAttachHost, path
             Switcher(host, ledger, BOOT).carry_out(planned)
 
 
-def test_nothing_to_do_is_done_without_a_step(host: FakeAttachHost, path: Path) -> None:
-    with AttachLedger.open(path) as ledger:
-        planned = made(survey(host, ledger), BACK)
-    assert (planned.moves, planned.steps) == ((), ())
-    assert any("already" in note for note in planned.notes)
-
-
 @both
 def test_a_change_that_fails_is_taken_back(to: str, tmp_path: Path) -> None:
     total, late = SWITCHES.changes(to, tmp_path / "total")

@@ -159,6 +159,8 @@ def test_values_changed_by_others_are_left_alone(host: FakeKernel, journal: Jour
         TxQueueLen("vr1", "macvtap0", 7),
     }
     assert all("left alone" in str(left) for left in result.left)
+    told = "is 77 now, vsrtune had written 100 in place of 500; left alone"
+    assert f"vr1: macvtap0 txqueuelen: {told}" in map(str, result.left)
     assert host.mask(1010) == "3"
     assert host.state["devices"]["macvtap0"]["tx_queue_len"] == 77
     assert host.mask(1011) == "0-2"
@@ -268,6 +270,8 @@ def test_undo_asks_a_busy_libvirt_for_one_pin_of_a_guest_only(
     assert len(asked) == 1
     assert pins <= {a.target for a, _ in result.failed}
     assert all(error.lasting is Lasting.TRANSIENT for _, error in result.failed)
+    waits = "waits for vr1: vcpu 1 pin, for which libvirt was busy; tried again with it"
+    assert f"vr1: emulator pin: {waits}" in {str(error) for _, error in result.failed}
     host.ahead = lambda _what: None
     assert undo(host.ops(), journal).failed == ()
     assert host.visible() == before
@@ -619,7 +623,14 @@ def test_undo_that_fails_is_kept_and_its_dependents_wait(
     }
     assert {a.target for a, _ in result.failed} == stuck
     assert {e.target for e in journal.entries()} == stuck
-    assert "waits for" in str({a.target: e for a, e in result.failed}[CgroupDir("vr1", OURS)])
+    failed = {str(a.target): (str(e), e.lasting) for a, e in result.failed}
+    solved = "which could not be put back; undo again once that is solved"
+    for waits, for_what in (
+        ("vr1: vhost 0 (tid 1020) cgroup", "vr1: emulator pin"),
+        ("vr1: vhost 1 (tid 1021) cgroup", "vr1: emulator pin"),
+        (f"vr1: cgroup {OURS}", "vr1: vhost 1 (tid 1021) cgroup"),
+    ):
+        assert failed[waits] == (f"{waits}: waits for {for_what}, {solved}", Lasting.TRANSIENT)
     host.ahead = lambda _what: None
     assert undo(host.ops(), journal).failed == ()
     assert host.visible() == before

@@ -239,14 +239,6 @@ def test_a_file_that_is_no_journal_is_refused(path: Path, header: bytes) -> None
     assert path.read_bytes() == header
 
 
-def test_an_empty_file_is_a_new_journal(path: Path) -> None:
-    path.parent.mkdir()
-    path.touch()
-    with Journal.open(path, BOOT) as journal:
-        write(journal, queue(500, 100))
-    assert folded(path) == [(500, 100, "done")]
-
-
 def test_a_missing_journal_has_no_entries(path: Path) -> None:
     assert read_entries(path, BOOT) == ()
     assert not path.parent.exists()
@@ -269,8 +261,11 @@ def test_only_one_process_writes(path: Path) -> None:
         assert child.stdout.readline() == b"held\n"
         with pytest.raises(JournalError) as caught:
             Journal.open(path, BOOT)
-        assert f"process {child.pid}" in str(caught.value)
-        assert "systemctl" in caught.value.hint
+        assert str(caught.value).startswith(f"{path}: process {child.pid} (")
+        assert str(caught.value).endswith(
+            ") is using the journal; if that is the daemon, let it do the work (systemctl reload "
+            "vsrtune) or stop it first (systemctl stop vsrtune)"
+        )
         assert caught.value.lasting is Lasting.TRANSIENT
         assert read_entries(path, BOOT) == (), "readers need no lock"
         child.stdin.close()
@@ -440,22 +435,6 @@ def test_a_record_that_does_not_fit_is_taken_out_again(
     assert folded(path) == [(500, 50, "done")]
 
 
-def test_after_a_failed_fsync_nothing_more_is_trusted(
-    path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with Journal.open(path, BOOT) as journal:
-
-        def fail(_fd: int) -> None:
-            raise OSError(5, "I/O error")
-
-        with monkeypatch.context() as patch:
-            patch.setattr(os, "fsync", fail)
-            with pytest.raises(JournalError):
-                journal.intent(queue(500, 100))
-        with pytest.raises(JournalError, match="an earlier write failed"):
-            journal.intent(queue(500, 100))
-
-
 def test_a_new_file_takes_records_again(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_fd: int) -> None:
         raise OSError(5, "I/O error")
@@ -513,9 +492,3 @@ def test_a_full_disk_shows_before_the_first_write(small_disk: Path) -> None:
             assert journal.applied() == {QUEUE: 100}
     finally:
         subprocess.run(["umount", str(small_disk)], check=True)
-
-
-def test_a_directory_that_cannot_be_made_is_a_journal_error(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    with pytest.raises(JournalError, match="cannot be written"):
-        Journal.open(tmp_path / "file" / "journal.jsonl", BOOT)

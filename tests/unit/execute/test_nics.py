@@ -6,7 +6,7 @@ import pytest
 from fake_kernel import FakeKernel, make_host
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.core.errors import FixedError, VanishedError, WriteError
+from vsrtune.core.errors import VanishedError, WriteError
 from vsrtune.model.targets import HOST_REF, IrqAffinity, QueueCpus, Target
 
 IRQ = IrqAffinity(HOST_REF, 41, "eth0-rx-0")
@@ -57,17 +57,6 @@ def test_rps_is_switched_off_by_an_empty_mask(host: FakeKernel) -> None:
     assert ops.read(RPS) == CpuSet()
 
 
-def test_a_number_that_another_device_has_now_is_not_touched(host: FakeKernel) -> None:
-    host.state["irqs"]["41"]["actions"] = "nvme0q1"
-    for ask in (lambda: host.ops().read(IRQ), lambda: host.ops().write(IRQ, ONE)):
-        with pytest.raises(VanishedError, match="nvme0q1"):
-            ask()
-    del host.state["irqs"]["41"]
-    with pytest.raises(VanishedError):
-        host.ops().read(IRQ)
-    assert host.log == []
-
-
 def test_while_the_device_is_down_its_interrupt_is_kept_for_it(host: FakeKernel) -> None:
     """Else an undo while the link is down would leave it where it was moved to."""
     host.state["irqs"]["41"]["actions"] = ""
@@ -78,13 +67,6 @@ def test_while_the_device_is_down_its_interrupt_is_kept_for_it(host: FakeKernel)
 def test_a_shared_interrupt_is_named_as_proc_interrupts_does(host: FakeKernel) -> None:
     host.state["irqs"]["41"]["actions"] = "eth0,usb1"
     assert host.ops().read(IrqAffinity(HOST_REF, 41, "eth0, usb1")) == CpuSet(range(4))
-
-
-def test_a_managed_interrupt_says_what_to_do(host: FakeKernel) -> None:
-    host.state["irqs"]["41"]["managed"] = True
-    with pytest.raises(FixedError, match="EIO because the interrupt is kernel-managed") as told:
-        host.ops().write(IRQ, ONE)
-    assert "cpus.irq" in told.value.hint
 
 
 def test_a_queue_goes_with_its_device_or_its_number(host: FakeKernel) -> None:

@@ -84,9 +84,7 @@ BAD_STAGED = [
     ("  kind", "  health:\n    leave: 2s\n    return: 601s\n  kind", "g:5: group.health.return: 60"),
 ]  # fmt: skip
 BAD = [
-    ("kind: pvr", "kind: hub", "g:3: group.kind: 'hub' is not accepted; write pvr or msr"),
     ("kind: pvr", "kind: msr", "g:1: group: the key 'balancers' is missing"),
-    ("  kind: pvr\n", "", "g:1: group: the key 'kind' is missing"),
     ("name: edge", "name: Edge", "g:2: group.name: 'Edge' is not a name of a group"),
     ("name: edge", "name: verylongname", "g:2: group.name: 'verylongname' is not a name"),
     ("[vr1, vr2]", "[]", "g:4: group.members: the value is empty"),

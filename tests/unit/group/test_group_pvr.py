@@ -137,6 +137,8 @@ def test_a_member_of_several_queues_would_hear_twice(path: Path) -> None:
 def test_attach_leaves_members_to_their_group(host: FakeAttachHost, path: Path) -> None:
     do(host, path, create)
     asked = SwitchRequest(Attachment.MACVTAP, ("a",), all_of_lower=True)
-    assert "vsrtune group delete edge" in refused(host, path, lambda h: attach_plan(asked, h))
+    assert refused(host, path, lambda h: attach_plan(asked, h)) == (
+        f"a: its interface {A0} is on edge-in of the group edge; vsrtune group delete edge"
+    )
     asked = SwitchRequest(Attachment.NAPI_MACVLAN, ("a", "b"))
     assert do(host, path, lambda h: attach_plan(asked, h)).moves == ()

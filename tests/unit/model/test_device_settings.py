@@ -72,10 +72,6 @@ def test_it_is_stored_under_its_kind(row: Row) -> None:
     assert decode_target(data) == target
 
 
-def test_settings_of_one_device_differ() -> None:
-    assert len({row("vr1", "nvt0", 9) for row in DEVICE_SETTINGS}) == len(DEVICE_SETTINGS)
-
-
 @rows
 def test_its_present_value_follows_a_change(row: Row, snapshot: Snapshot) -> None:
     target, gone = target_of(row), target_of(row, past=50)
