@@ -24,18 +24,18 @@ def traffic(flows: int) -> dict[str, int]:
     return {"flows": flows, "destinations": destinations}
 
 
-def _name(router: str, flows: int) -> str:
+def run_name(router: str, flows: int) -> str:
     return f"{router}-{flows}"
 
 
 def _many(router: str, flows: int, rule: Rule) -> Judge:
     """Of many flows against one."""
-    return compared(rule, [(Place(_name(router, flows)), Place(_name(router, 1)))])
+    return compared(rule, [(Place(run_name(router, flows)), Place(run_name(router, 1)))])
 
 
 def _why(data: Data) -> str:
-    load = data.loads(_name("vr1", 1))[-1]
-    parts = [f"{n:,} flows, {mix(data.at(_name('vr1', n), None, load))}" for n in FLOWS]
+    load = data.loads(run_name("vr1", 1))[-1]
+    parts = [f"{n:,} flows, {mix(data.at(run_name('vr1', n), None, load))}" for n in FLOWS]
     return (
         "The routing cache, which the paper names as the cause, left the kernel in 3.6, before "
         "the kernels measured here. At " + offered(load) + ": " + ". ".join(parts) + "."
@@ -44,7 +44,7 @@ def _why(data: Data) -> str:
 
 def _plots(data: Data) -> Mapping[str, Any]:
     lines = [
-        plots.curve(f"{router}, {n:,} flows", data.points(_name(router, n)),
+        plots.curve(f"{router}, {n:,} flows", data.points(run_name(router, n)),
                     dashed=router == NATIVE)
         for router in ("vr1", NATIVE)
         for n in FLOWS
@@ -57,13 +57,13 @@ def _runs() -> tuple[Run, ...]:
     for flows in FLOWS:
         made.append(
             Run(
-                _name("vr1", flows), ROUTES, (policy("tuned", fifo(10, 10)),),
+                run_name("vr1", flows), ROUTES, (policy("tuned", fifo(10, 10)),),
                 rates=RATES, destination=FIRST, traffic=traffic(flows), pairs=5, seed=7,
             )
         )  # fmt: skip
         made.append(
             Run(
-                _name(NATIVE, flows), ROUTES, (untuned("native"),),
+                run_name(NATIVE, flows), ROUTES, (untuned("native"),),
                 rates=RATES, router=NATIVE, destination=FIRST, traffic=traffic(flows), pairs=5,
                 seed=7,
             )

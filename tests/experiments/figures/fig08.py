@@ -10,25 +10,23 @@ from experiments.judge import SAME, Judge, Place, above, compared
 from experiments.plan import ROUTES, Claim, Figure, Run, fifo, policy
 from vsrtune.bench.report import plots
 
-from .fig07 import FIRST, RATES, traffic
+from .fig07 import FIRST, RATES, run_name, traffic
 
 _FLOWS = (1, 1_000_000)
 _ENTRIES = {"vr1": 1, "vr2": ROUTES.guests[1].routes or 0}
 
 
-def _name(router: str, flows: int) -> str:
-    return f"{router}-{flows}"
-
-
 def _keeps(flows: int) -> Judge:
     """Of the large table against the small one."""
-    return compared(above(1 / SAME), [(Place(_name("vr2", flows)), Place(_name("vr1", flows)))])
+    return compared(
+        above(1 / SAME), [(Place(run_name("vr2", flows)), Place(run_name("vr1", flows)))]
+    )
 
 
 def _plots(data: Data) -> Mapping[str, Any]:
     lines = [
         plots.curve(f"{_ENTRIES[router]:,} prefixes, {flows:,} flows",
-                    data.points(_name(router, flows)))
+                    data.points(run_name(router, flows)))
         for router in _ENTRIES
         for flows in _FLOWS
     ]  # fmt: skip
@@ -48,7 +46,7 @@ FIGURE = Figure(
     "lab, one with each table, tuned alike, measured in turn.",
     runs=tuple(
         Run(
-            _name(router, flows), ROUTES, (policy("tuned", fifo(10, 10)),),
+            run_name(router, flows), ROUTES, (policy("tuned", fifo(10, 10)),),
             rates=RATES, router=router, destination=FIRST, traffic=traffic(flows), pairs=5, seed=8,
         )
         for flows in _FLOWS

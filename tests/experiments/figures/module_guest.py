@@ -19,6 +19,8 @@ from vsrtune.bench.report import plots
 from vsrtune.bench.report.points import ROLES
 from vsrtune.bench.spec.model import Trial
 
+from .isolation import shares
+
 KEEPS, COSTS, GOAL, SHARE = 0.97, 1.03, 1.05, 0.95
 _TIMES = (1.0, 2.0, 4.0)
 _MODULE, _MACVTAP = "napi-macvtap", "macvtap"
@@ -71,15 +73,6 @@ def _runs_of_two(release: str) -> tuple[Run, ...]:
     )  # fmt: skip
 
 
-def shares(data: Data, run: str, configuration: str) -> list[float]:
-    """What the router beside the busy one forwarded of what was sent to it, by round. Raises as
-    ``rounds``."""
-    return [
-        trial.forwarded_by.get(_VICTIM, 0) / max(trial.sent_by.get(_VICTIM, 0), 1)
-        for (trial,) in rounds(data, Place(run, configuration))
-    ]
-
-
 def cost(trial: Trial) -> float:
     """CPU seconds for each forwarded frame: of all threads and of SoftIRQs, whose work on a thread
     counts as both."""
@@ -101,9 +94,11 @@ def _costs(release: str) -> Judge:
 def _keeps(release: str, times: int) -> Judge:
     def judge(data: Data) -> Verdict:
         run = _two(release, times)
-        found = shares(data, run, _MODULE)
-        beside = parts(shares(data, run, _MACVTAP))
-        text = f"{parts(found)} of what was sent to it, on macvtap {beside}"
+        found, beside = (
+            shares([trial for (trial,) in rounds(data, Place(run, name))], _VICTIM)
+            for name in (_MODULE, _MACVTAP)
+        )
+        text = f"{parts(found)} of what was sent to it, on macvtap {parts(beside)}"
         return Verdict(interval(found, SHARE), text)
 
     return judge

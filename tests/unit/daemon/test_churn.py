@@ -30,15 +30,7 @@ GUESTS = 200
 STEPS = 200
 # Passes come this often among the changes, so that most passes see several at once.
 PASS_EVERY = 0.05
-EDGE = """\
-guest: "edge*"
-cpus: {vcpu: 1, vhost: 2}
-scheduler:
-  vcpu: {class: rr, priority: 7}
-  vhost: {class: rr, priority: 7}
-queue: {macvtap: 300}
-profile: none
-"""
+EDGE = samples.POLICY.replace('"*"', '"edge*"')
 QUEUES = 'guest: "edge*"\nqueue: {macvtap: 200}\nprofile: none\n'
 CORE = 'guest: "core*"\ncpus: {vcpu: "1-2", vhost: 3}\nprofile: none\n'
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import shell_samples as samples
+from shell_samples import Clock
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.daemon.guard import MOST, SLICE, GuardSampler, StandstillGuard
@@ -67,13 +68,6 @@ class Root:
 
     def processes(self) -> list[tuple[str, int]]:
         return [(name, 0) for name in self.listdir("/proc") if name.isdecimal()]
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def fifo(guest: Guest, cpu: int = 1) -> Guest:

@@ -23,6 +23,7 @@ import pytest
 import recorded_state
 import shell_samples as samples
 from prometheus_client import generate_latest, make_wsgi_app
+from prometheus_tools import free_port
 
 from vsrtune.core.codec import encode
 from vsrtune.core.errors import VsrtuneError
@@ -244,13 +245,6 @@ def test_who_asks_for_ever_other_metrics_fills_no_memory() -> None:
 
 
 # -- the server
-
-
-def free_port(family: int = socket.AF_INET, host: str = "127.0.0.1") -> int:
-    with socket.socket(family) as probe:
-        probe.bind((host, 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def test_serves_over_http_and_says_when_the_address_is_taken() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -32,12 +33,22 @@ def until(condition: Callable[[], bool], what: str) -> None:
         time.sleep(0.02)
 
 
-def test_guest_that_goes_and_comes_makes_dirty() -> None:
+@contextlib.contextmanager
+def listening(heard: Heard) -> Iterator[None]:
     events.register()
-    heard = Heard()
     listener = events.LibvirtEvents(URI, heard)
     listener.start()
     try:
+        yield
+    finally:
+        listener.stop()
+        listener.join(10)
+    assert not listener.is_alive()
+
+
+def test_guest_that_goes_and_comes_makes_dirty() -> None:
+    heard = Heard()
+    with listening(heard):
         until(
             lambda: heard.reasons == ["libvirt connected"],
             "the connection itself is a reason to look",
@@ -51,14 +62,9 @@ def test_guest_that_goes_and_comes_makes_dirty() -> None:
         assert heard.guests[0] is None
         assert set(heard.guests[1:]) == {"test"}
         connection.close()
-    finally:
-        listener.stop()
-        listener.join(10)
-    assert not listener.is_alive()
 
 
 def test_libvirt_that_is_away_is_tried_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    events.register()
     monkeypatch.setattr(events, "RETRY", 1.0)
     real, refused = libvirt.openReadOnly, [0]
 
@@ -70,22 +76,15 @@ def test_libvirt_that_is_away_is_tried_again(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(libvirt, "openReadOnly", first_refuse)
     heard = Heard()
-    listener = events.LibvirtEvents(URI, heard)
-    listener.start()
-    try:
+    with listening(heard):
         until(lambda: heard.reasons == ["libvirt connected"], "connected at the third try")
         assert refused == [2]
-    finally:
-        listener.stop()
-        listener.join(10)
-    assert not listener.is_alive()
 
 
 def test_a_connection_that_breaks_off_while_it_is_made_is_given_back(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whoever holds a callback holds the connection, and so its descriptors."""
-    events.register()
     monkeypatch.setattr(events, "RETRY", 0.1)
     # libvirt knows no event of that number.
     monkeypatch.setattr(libvirt, "VIR_DOMAIN_EVENT_ID_NONE", 1000, raising=False)
@@ -97,12 +96,7 @@ def test_a_connection_that_breaks_off_while_it_is_made_is_given_back(
         return made[-1]
 
     monkeypatch.setattr(libvirt, "openReadOnly", kept)
-    listener = events.LibvirtEvents(URI, Heard())
-    listener.start()
-    try:
+    with listening(Heard()):
         until(lambda: len(made) >= 2, "tried again")
-    finally:
-        listener.stop()
-        listener.join(10)
     with pytest.raises(libvirt.libvirtError, match="invalid connection"):
         made[0].isAlive()

@@ -64,18 +64,6 @@ def test_each_change_is_told_once(tmp_path: Path) -> None:
     assert len(told) == 2
 
 
-def test_nothing_is_read_without_guests(tmp_path: Path) -> None:
-    told: list[str] = []
-    empty = replace(snapshot(), guests=())
-    patrol = Patrol(
-        Tree(tmp_path),
-        lambda: empty,
-        lambda reason, guest=None: told.append(reason),  # type: ignore[arg-type]
-    )
-    patrol.round()
-    assert told == []
-
-
 def test_what_the_kernel_tells_is_read_seldom_and_the_rest_as_ever(tmp_path: Path) -> None:
     tree, told = Tree(tmp_path), []
     seen = snapshot()

@@ -13,6 +13,7 @@ import shell_samples as samples
 from advanced_root import proc_stat
 from fake_host import FakeHost
 from hosttree import HostTree
+from shell_samples import policies
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.daemon.http import exposition
@@ -25,7 +26,6 @@ from vsrtune.model.load import WINDOWS, CpuShares, FrameRates, data_plane
 from vsrtune.observe import load as load_module
 from vsrtune.observe.load import LoadMeter
 from vsrtune.policy.model import Policy
-from vsrtune.policy.parser import parse
 from vsrtune.views import page_data
 
 SECOND = 10**9
@@ -58,10 +58,6 @@ class Machine:
 
     def cpus(self) -> list[CpuSet]:
         return [t.affinity for t in data_plane(self.host.snapshot)]
-
-
-def policies(text: str) -> tuple[Policy, ...]:
-    return (parse(text, "test.yaml"),)
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import pytest
 import shell_samples as samples
 from fake_host import FakeHost
 from plan_cases import CASES, read
+from shell_samples import policies
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting, WriteError
@@ -30,7 +31,6 @@ from vsrtune.model.targets import (
 )
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.policy.model import Policy
-from vsrtune.policy.parser import parse
 
 
 class Daemon:
@@ -102,10 +102,6 @@ def test_each_reload_runs_the_plan_that_is_printed(
 
 VCPU = 'guest: "*"\ncpus: {vcpu: 1}\nprofile: none\n'
 AWAY = WriteError("libvirt is away", lasting=Lasting.TRANSIENT)
-
-
-def policies(text: str) -> tuple[Policy, ...]:
-    return (parse(text, "test.yaml"),)
 
 
 @pytest.fixture

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 import shell_samples as samples
 from fake_host import FakeHost
-from test_daemon import Clock, Running, policies, thread
+from shell_samples import Clock, policies
+from test_daemon import Running, thread
 
 from vsrtune.core.errors import JournalError, Lasting, WriteError
 from vsrtune.daemon import http
@@ -19,12 +20,11 @@ from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.execute.journal import Journal, read_fold
 from vsrtune.host.state_files import tell_others, told_by_daemon
 from vsrtune.model.daemon_state import GroupGuest, Starved
-from vsrtune.model.guest import Role, Sched, SchedClass
+from vsrtune.model.guest import Role, SchedClass
 from vsrtune.model.stepdown import Step, StepLevel
-from vsrtune.model.targets import ThreadSched, TxQueueLen
+from vsrtune.model.targets import ThreadSched
 from vsrtune.plan import planner
 from vsrtune.plan.full_plan import full_plan
-from vsrtune.policy.lowering import lowered, next_level
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 from vsrtune.views import tables
@@ -38,15 +38,6 @@ scheduler:
   vhost: {class: fifo, priority: 9}
 queue: {macvtap: 300}
 standstill: accept
-profile: none
-"""
-PINS = 'guest: "*"\ncpus: {vcpu: 1, vhost: 1}\nprofile: none\n'
-BUDGETS = """\
-guest: "*"
-cpus: {vcpu: 1, vhost: 1}
-scheduler:
-  vcpu: {class: deadline, runtime: 4ms, period: 10ms}
-  vhost: {class: fifo, priority: 9}
 profile: none
 """
 WHY = "vcpu 1 has waited"
@@ -68,14 +59,6 @@ def classes(host: FakeHost) -> list[str]:
     return [str(thread(host, role).sched) for role in ROLES]
 
 
-def ladder(text: str) -> list[StepLevel]:
-    """The levels that a guest with this policy goes through."""
-    found = [StepLevel.POLICY]
-    while found[-1] is not StepLevel.UNDONE:
-        found.append(next_level(policy(text), found[-1]))
-    return found[1:]
-
-
 def test_a_journal_that_failed_once_keeps_no_guest_from_being_stepped_down(
     host: FakeHost, journal: Journal, passes: Reconciler, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,29 +72,6 @@ def test_a_journal_that_failed_once_keeps_no_guest_from_being_stepped_down(
     passes.step_down("vr1", WHY, StepLevel.POLICY)
     assert {thread(host, role).sched.cls for role in ROLES} == {SchedClass.RR}
     assert journal.steps["vr1"].level is StepLevel.RR
-
-
-def test_levels_that_change_nothing_are_passed_over() -> None:
-    assert ladder(FIFO) == [StepLevel.RR, StepLevel.OTHER, StepLevel.UNDONE]
-    assert ladder(FIFO.replace("fifo", "rr")) == [StepLevel.OTHER, StepLevel.UNDONE]
-    assert ladder(PINS) == [StepLevel.UNDONE]
-    assert ladder(FIFO.replace("vhost: {class: fifo, priority: 9}", "vhost: {class: other}")) == [
-        StepLevel.RR, StepLevel.OTHER, StepLevel.UNDONE,
-    ]  # fmt: skip
-
-
-def test_budgets_go_to_the_ordinary_class_at_once() -> None:
-    assert ladder(BUDGETS) == [StepLevel.OTHER, StepLevel.UNDONE]
-    rules = lowered(policy(BUDGETS), StepLevel.OTHER)
-    assert rules.vcpu_sched is not None and rules.vcpu_sched.sched == Sched()
-
-
-def test_priorities_stay_and_everything_else_does() -> None:
-    full, less = policy(FIFO), lowered(policy(FIFO), StepLevel.RR)
-    assert less.vcpu_sched is not None and less.vhost_sched is not None
-    assert (less.vcpu_sched.priority, less.vhost_sched.priority) == (7, 9)
-    assert (less.vcpu, less.vhost, less.desired(TxQueueLen)) == (full.vcpu, full.vhost, 300)
-    assert lowered(policy(PINS), StepLevel.OTHER) == policy(PINS)
 
 
 @pytest.mark.parametrize("level", [StepLevel.RR, StepLevel.OTHER])
@@ -235,8 +195,6 @@ def test_the_level_outlives_the_daemon_and_ends_with_an_undo(
         assert second.stop()
         assert again.steps == {}
         assert read_fold(again.path, samples.BOOT).steps == {}
-    with Journal.open(journal.path, "another boot") as later:
-        assert later.steps == {}
 
 
 def test_of_another_boot_no_level_is_left(journal: Journal) -> None:

@@ -22,6 +22,7 @@ from fake_kernel import (
     BOOT,
     KERNELS,
     FakeKernel,
+    Killed,
     failing_at,
     make_host,
     make_plan,
@@ -29,7 +30,7 @@ from fake_kernel import (
     replan,
 )
 
-from vsrtune.core.errors import JournalError, WriteError
+from vsrtune.core.errors import JournalError
 from vsrtune.execute.executor import apply, recover, undo
 from vsrtune.execute.journal import Journal
 from vsrtune.model.guest import Sched, SchedClass
@@ -41,10 +42,6 @@ SIDES = ("ahead", "behind")
 STRIDE = 1 if os.environ.get("LAB_STRIDE") == "1" else 3
 # What belongs to whom on the fake host.
 PIDS = {"vr1": 1000, "qemu:vr2": 2000, HOST_REF: 0}
-
-
-class Killed(BaseException):
-    """Stands for the end of the process."""
 
 
 @pytest.fixture(params=KERNELS)
@@ -545,14 +542,3 @@ def test_the_fake_kernel_imitates_the_loss_that_61_has() -> None:
         host = make_host(kernel)
         host.write("/sys/fs/cgroup/" + host.state["threads"]["1021"]["cgroup"] + "/cpuset.cpus", "")
         assert host.mask(1021) == mask
-
-
-def test_errors_of_the_host_are_write_errors(host: FakeKernel, tmp_path: Path) -> None:
-    plan = make_plan(host)
-    host.ahead = failing_at(1, lambda: OSError(30, "Read-only file system"))
-    with open_journal(tmp_path) as journal:
-        result = apply(plan, host.ops(), journal)
-    (_, error) = result.failed[0]
-    assert isinstance(error, WriteError)
-    assert "EROFS" in str(error)
-    assert error.hint

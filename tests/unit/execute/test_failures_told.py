@@ -14,7 +14,6 @@ from fake_kernel import BOOT, LIBVIRT, OURS, UUID, FakeKernel, key, make_host, r
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import (
-    BusyError,
     JournalError,
     Lasting,
     VanishedError,
@@ -22,7 +21,7 @@ from vsrtune.core.errors import (
     WriteError,
 )
 from vsrtune.execute import jsonl_log
-from vsrtune.execute.executor import apply, undo
+from vsrtune.execute.executor import apply
 from vsrtune.execute.journal import Journal
 from vsrtune.execute.syscalls import LibvirtPins
 from vsrtune.model.guest import Sched, SchedClass, ThreadKey

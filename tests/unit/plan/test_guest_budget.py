@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from planning_samples import budget, host, journalled, router, snapshot, with_cpusets
+from planning_samples import all_ran, budget, host, journalled, router, snapshot, with_cpusets
 
 from vsrtune.model.guest import Guest, Role, Sched
 from vsrtune.model.plan import Plan
@@ -45,12 +45,7 @@ def alike(runtime_ms: float) -> dict[Role, set[Sched]]:
 def after(found: Snapshot, made: Plan) -> Snapshot:
     """The host after a plan, on which every thread has run since."""
     assert made.refusals == ()
-    result = project_actions(found, made.actions)
-    guests = (
-        replace(g, threads=tuple(replace(t, last_cpu=t.affinity.first()) for t in g.threads))
-        for g in result.guests
-    )
-    return replace(result, guests=tuple(guests))
+    return all_ran(project_actions(found, made.actions))
 
 
 @pytest.mark.parametrize(

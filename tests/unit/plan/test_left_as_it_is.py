@@ -164,17 +164,3 @@ def test_a_guest_that_is_stepped_down_has_its_vcpus_lowered_first() -> None:
     made = full_plan(tuned, [wanted], journalled(first), steps=steps)
     assert [a.target.thread.tid for a in made.actions] == [1001, 1021, 1022]  # type: ignore[union-attr]
     assert {a.after for a in made.actions} == {Sched()}
-
-
-def test_a_budget_outside_of_a_new_pool() -> None:
-    text = f"cpus: {{vcpu: auto, vhost: auto%s}}\nscheduler: {{vcpu: {DEADLINE}}}"
-    seen = with_cpusets(snapshot(router()))
-    first = plan(seen, [policy(text % "")])
-    (taken,) = (a.after for a in first.actions if a.target.kind == "vcpu-pin")
-    tuned = project_actions(seen, first.actions)
-    rest = cpus("1-3") - taken.cpus  # type: ignore[union-attr]
-    (refusal,) = full_plan(tuned, [policy(text % f", pool: '{rest}'")], journalled(first)).refusals
-    assert (refusal.reason, refusal.hint) == (
-        f"cpus.pool: vcpu 0 is of class deadline on CPU {taken.cpus}, outside of {rest}",  # type: ignore[union-attr]
-        "run `vsrtune undo`: auto then chooses anew",
-    )

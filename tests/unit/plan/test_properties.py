@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import replace
 
+from fake_kernel import Killed
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from imitated_host import ImitatedHost, Visible
@@ -35,10 +36,6 @@ from vsrtune.policy.matching import policies_of
 from vsrtune.policy.model import Policy
 
 REALTIME_NAMES = {cls.value for cls in REALTIME}
-
-
-class Killed(BaseException):
-    """Stands for the end of the process."""
 
 
 # -- what an operator would see
@@ -197,18 +194,23 @@ def _asks(seen: Snapshot, guest: Guest, policy: Policy, release: Action) -> bool
 # -- plans carried out
 
 
-def carry_out(host: ImitatedHost, plan: Plan, touched: frozenset[Row]) -> bool:
-    """Apply the plan, and judge the host after each write. Whether a part of it has to wait for a
-    thread that sleeps, or for another part. Classes that somebody gave to threads after vsrtune
-    (``touched``) are theirs."""
-    start, end = realtime(host), None
+def watched(host: ImitatedHost) -> list[set[tuple[str, int]]]:
+    """A list to which each write adds what is realtime after it."""
     states: list[set[tuple[str, int]]] = []
 
-    def behind(what: str) -> None:
+    def behind(_what: str) -> None:
         admitted(host)
         states.append(realtime(host))
 
     host.kernel.behind = behind
+    return states
+
+
+def carry_out(host: ImitatedHost, plan: Plan, touched: frozenset[Row]) -> bool:
+    """Apply the plan, and judge the host after each write. Whether a part of it has to wait for a
+    thread that sleeps, or for another part. Classes that somebody gave to threads after vsrtune
+    (``touched``) are theirs."""
+    start, states = realtime(host), watched(host)
     result = host.apply(plan)
     host.kernel.behind = lambda _what: None
     for action, error in result.failed:
@@ -331,13 +333,7 @@ def test_nothing_is_written_to_a_strangers_thread(situation: Situation) -> None:
 def test_undo_gives_every_value_back(situation: Situation) -> None:
     host = situation.clone()
     settle(host, situation.policies)
-    start, states = realtime(host), []
-
-    def behind(what: str) -> None:
-        admitted(host)
-        states.append(realtime(host))
-
-    host.kernel.behind = behind
+    start, states = realtime(host), watched(host)
     result = host.undo()
     assert [f"{action.target}: {error}" for action, error in result.failed] == []
     assert host.entries() == ()

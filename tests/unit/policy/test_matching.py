@@ -161,7 +161,8 @@ LEVELS = (StepLevel.POLICY, StepLevel.RR, StepLevel.OTHER)
 )
 @pytest.mark.parametrize("name", ["vcpu_sched", "vhost_sched", "softirq_sched", "napi_sched"])
 def test_what_a_level_leaves_of_a_rule(name: str, rule: SchedRule, rules: list[SchedRule]) -> None:
-    whole = Policy("p", "vr1", **{name: rule})  # type: ignore[arg-type]
+    queue = {"queue.macvtap": 300}
+    whole = Policy("p", "vr1", devices=queue, **{name: rule})  # type: ignore[arg-type]
     found = [lowered(whole, level) for level in LEVELS]
     assert [getattr(p, name) for p in found] == rules
     assert [p.lowered for p in found] == [left != rule for left in rules]

@@ -507,6 +507,10 @@ class FakeKernel:
         device[attribute] = value
 
 
+class Killed(BaseException):
+    """Stands for the end of the process."""
+
+
 def failing_at(n: int, error: Callable[[], BaseException]) -> Step:
     """A hook that raises at the nth call, and only then."""
     left = n

@@ -13,6 +13,7 @@ from planning_samples import (
     macvtap,
     napi_macvtap,
     nic,
+    own_processes,
     router,
     snapshot,
     with_cpusets,
@@ -20,7 +21,7 @@ from planning_samples import (
 )
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import Guest, Irq, Role, Sched, WorkerKind
+from vsrtune.model.guest import Irq, Sched, WorkerKind
 from vsrtune.model.host import Host, Nic, NicQueue
 from vsrtune.model.snapshot import Snapshot
 
@@ -60,7 +61,7 @@ def routers(
             name, pid, online=online, vcpus=vcpus, interfaces=interfaces, source=source,
             kind=WorkerKind.KTHREAD if kthreads else WorkerKind.TASK,
         )  # fmt: skip
-        guests.append(with_napi(_on_its_own(made) if kthreads else made))
+        guests.append(with_napi(own_processes(made) if kthreads else made))
     machine = host(
         cpus,
         _ixgbe() if nics == "ixgbe" else None,
@@ -72,15 +73,6 @@ def routers(
         )
     found = snapshot(*guests, on=machine)
     return with_cpusets(found, exclusive=not kthreads) if cpusets else found
-
-
-def _on_its_own(guest: Guest) -> Guest:
-    """The guest, each of whose vhost workers is a process of its own."""
-    threads = (
-        replace(t, key=replace(t.key, pid=t.key.tid)) if t.role is Role.VHOST else t
-        for t in guest.threads
-    )
-    return replace(guest, threads=tuple(threads))
 
 
 def _ixgbe() -> list[Nic]:

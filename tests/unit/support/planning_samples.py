@@ -241,6 +241,21 @@ def ran(thread: Thread) -> Thread:
     return thread if here else replace(thread, last_cpu=thread.affinity.first())
 
 
+def all_ran(seen: Snapshot) -> Snapshot:
+    """The snapshot after every thread has run for a moment."""
+    guests = (replace(g, threads=tuple(map(ran, g.threads))) for g in seen.guests)
+    return replace(seen, guests=tuple(guests))
+
+
+def own_processes(guest: Guest) -> Guest:
+    """The guest, each of whose vhost workers is a process of its own."""
+    threads = (
+        replace(t, key=replace(t.key, pid=t.key.tid)) if t.role is Role.VHOST else t
+        for t in guest.threads
+    )
+    return replace(guest, threads=tuple(threads))
+
+
 def change(guest: Guest, role: Role, **more: Any) -> Guest:
     """The guest with fields of every thread of a role changed."""
     return replace(

@@ -33,9 +33,9 @@ def program(name: str) -> str:
     return found
 
 
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+def free_port(family: int = socket.AF_INET, host: str = "127.0.0.1") -> int:
+    with socket.socket(family) as probe:
+        probe.bind((host, 0))
         port: int = probe.getsockname()[1]
         return port
 

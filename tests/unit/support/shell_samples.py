@@ -13,6 +13,8 @@ from vsrtune.model.guest import Confidence, Guest, Irq, NicKind, Role, Thread, W
 from vsrtune.model.host import Competitor, Cpu, Host, Nic
 from vsrtune.model.module_counters import QueueCounters, TapCounters
 from vsrtune.model.snapshot import Problem, Snapshot
+from vsrtune.policy.model import Policy
+from vsrtune.policy.parser import parse
 
 BOOT = "6f1c0c1e-0000-4000-8000-000000000001"
 ALL = CpuSet([0, 1, 2, 3])
@@ -27,6 +29,17 @@ queue: {macvtap: 300}
 profile: none
 """
 SCOPE = "machine.slice/machine-qemu-1-vr1.scope/libvirt"
+
+
+class Clock:
+    now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def policies(text: str = POLICY) -> tuple[Policy, ...]:
+    return (parse(text, "test.yaml"),)
 
 
 def thread(pid: int, tid: int, role: Role, **more: Any) -> Thread:

@@ -20,6 +20,7 @@ from planning_samples import (
     macvtap,
     napi_macvtap,
     nic,
+    own_processes,
     router,
     snapshot,
     thread,
@@ -177,11 +178,8 @@ def made_up(draw: st.DrawFn) -> Snapshot:
         home = made.threads[0].cgroup
         # One of QEMU's own threads, which nobody tunes.
         helper = thread(pid, pid + 90, Role.WORKER, usable, home, name="call_rcu")
-        threads = [
-            replace(t, key=replace(t.key, pid=t.key.tid)) if old and t.role is Role.VHOST else t
-            for t in (*made.threads, helper)
-        ]
-        guests.append(replace(made, threads=tuple(threads)))
+        made = replace(made, threads=(*made.threads, helper))
+        guests.append(own_processes(made) if old else made)
     found = snapshot(*guests, on=machine)
     if draw(st.integers(0, 11)):
         found = with_cpusets(found, exclusive=not old)

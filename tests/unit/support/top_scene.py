@@ -10,13 +10,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from advanced_root import AdvancedRoot, proc_stat, softnet
-from planning_samples import ran
+from planning_samples import all_ran, journalled
 
 from vsrtune.model.cpuset_tree import CpusetGroup
 from vsrtune.model.guest import ThreadKey, thread_label
-from vsrtune.model.journal_records import Entry
+from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.model.targets import Target, Value
 from vsrtune.observe import samples
 from vsrtune.observe.observer import Observer
 from vsrtune.plan.full_plan import full_plan
@@ -94,20 +93,14 @@ def _with_cpusets(seen: Snapshot) -> Snapshot:
 def _tuned(seen: Snapshot, policies: tuple[Policy, ...]) -> Snapshot:
     """The host as the daemon leaves it: threads run where they may, and what only they make
     possible follows."""
-    entries: dict[Target, Entry] = {}
+    plans: list[Plan] = []
     for _ in range(5):
-        plan = full_plan(seen, policies, tuple(entries.values()))
+        plan = full_plan(seen, policies, journalled(*plans))
         assert not plan.refusals, plan.refusals
         if not plan.actions:
             return seen
-        for action in plan.actions:
-            original: Value = action.before
-            if action.target in entries:
-                original = entries[action.target].original
-            entries[action.target] = Entry(action.target, original, action.after, "done")
-        seen = project_actions(seen, plan.actions)
-        guests = (replace(g, threads=tuple(map(ran, g.threads))) for g in seen.guests)
-        seen = replace(seen, guests=tuple(guests))
+        plans.append(plan)
+        seen = all_ran(project_actions(seen, plan.actions))
     raise AssertionError(f"the plan has no end: {plan.actions}")
 
 
