@@ -75,33 +75,25 @@ class Member:
 
     def untuned_lines(self, irq: set[int]) -> list[str]:
         """What is not as the tests' policy says."""
-        return self._lines(irq, labhelp.realtime_start(), str(labhelp.QUEUE))
+        return self._lines(irq, labhelp.realtime_start(), labhelp.QUEUE)
 
     def touched_lines(self) -> list[str]:
         """What is not as QEMU and the kernel made it."""
         every = set(range(labhelp.lab_cpus()))
-        lines = self._lines(set(), "policy=0 flags=0 nice=0 ", "500")
+        lines = self._lines(set(), "policy=0 flags=0 nice=0 ", 500)
         return lines + [
             f"{self.name} {tid}: mask {labhelp.mask(tid)}"
             for tid in self.data_plane()
             if labhelp.mask(tid) != every
         ]
 
-    def _lines(self, irq: set[int], start: str, queue: str) -> list[str]:
+    def _lines(self, irq: set[int], start: str, queue: int) -> list[str]:
         lines = []
         tids = self.data_plane()
         if len(tids) != self.vcpus + len(self.taps):
             lines.append(f"{self.name}: {len(tids)} threads, {self.vcpus} vcpus, {self.taps}")
-        for tid in tids:
-            if labhelp.mask(tid) & irq:
-                lines.append(f"{self.name} {tid}: mask {labhelp.mask(tid)}")
-            if not hoststate.sched(tid).startswith(start):
-                lines.append(f"{self.name} {tid}: {hoststate.sched(tid)}")
-        for device in self.taps.values():
-            length = labhelp.text(f"/sys/class/net/{device}/tx_queue_len")
-            if length != queue:
-                lines.append(f"{self.name} {device}: queue {length}")
-        return lines
+        devices = self.taps.values()
+        return lines + labhelp.different(self.name, tids, devices, irq, start, queue)
 
 
 class Crowd:

@@ -8,19 +8,18 @@ from __future__ import annotations
 import argparse
 import json
 import random
-import subprocess
 import sys
 import time
-import urllib.request
 from pathlib import Path
 from statistics import median
 
 from hoststate import capture, differences
+from labhelp import POLICIES, scrape, sh, start, stop
 
 from vsrtune.core.stats import paired_ratio
 
 POLICY_SOURCE = Path("/usr/share/vsrtune/policies/router.yaml")
-POLICY = Path("/etc/vsrtune/policies/vr1.yaml")
+POLICY = POLICIES / "vr1.yaml"
 METRICS = "http://127.0.0.1:9178/metrics"
 SHOWN_METRICS = (
     "vsrtune_guest_tuned", "vsrtune_guest_drift", "vsrtune_thread_scheduling_priority",
@@ -38,19 +37,7 @@ def title(text: str) -> None:
 
 def run(*command: str) -> str:
     """Standard output of a command; its failure ends the demo with its own words."""
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode != 0:
-        say(done.stdout + done.stderr)
-        sys.exit(f"demo: {' '.join(command)} ended with status {done.returncode}")
-    return done.stdout
-
-
-def start() -> None:
-    run("systemctl", "start", "vsrtune")
-
-
-def stop() -> None:
-    run("systemctl", "stop", "vsrtune")
+    return sh(*command).stdout
 
 
 def traffic(rate: int, seconds: float) -> dict[str, int | float | dict[str, int]]:
@@ -92,8 +79,7 @@ def pairs(count: int, rate: int, seconds: float, seed: int) -> tuple[list[float]
 
 
 def metrics() -> None:
-    with urllib.request.urlopen(METRICS, timeout=20) as answer:
-        lines = answer.read().decode().splitlines()
+    lines = scrape()
     shown = [line for line in lines if line.startswith(SHOWN_METRICS)]
     say(f"$ curl {METRICS}   ({len(lines)} lines, of which)")
     for line in shown:
@@ -113,7 +99,6 @@ def main() -> int:
     say(run("vsrtune", "show"))
 
     title(f"policy {POLICY}")
-    POLICY.parent.mkdir(parents=True, exist_ok=True)
     POLICY.write_text(POLICY_SOURCE.read_text())
     say(POLICY.read_text())
     title("vsrtune plan: what would be changed, and what not")

@@ -15,7 +15,7 @@ import time
 import traceback
 import urllib.request
 import xml.etree.ElementTree as ET
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -273,12 +273,21 @@ def scrape() -> list[str]:
     return lines
 
 
+def samples(name: str, **labels: str) -> list[float]:
+    """The samples of one of the daemon's metrics that have these labels."""
+    found = []
+    for line in scrape():
+        sample, _, value = line.rpartition(" ")
+        own, _, rest = sample.partition("{")
+        if own == name and all(f'{key}="{text}"' in rest for key, text in labels.items()):
+            found.append(float(value))
+    return found
+
+
 def last_pass() -> float:
     """When the daemon's last pass ended, in seconds since the epoch."""
-    for line in scrape():
-        if line.startswith("vsrtune_reconcile_last_timestamp_seconds "):
-            return float(line.split()[1])
-    raise AssertionError("the daemon does not tell when it looked last")
+    (told,) = samples("vsrtune_reconcile_last_timestamp_seconds")
+    return told
 
 
 def status_text() -> str:
@@ -387,20 +396,41 @@ def forwards(guest: LabGuest, tids: Sequence[int], irq_cpus: set[int]) -> None:
         assert hoststate.last_cpu(tid) not in irq_cpus
 
 
+@contextmanager
+def traffic(
+    guest: LabGuest, rate: int, seconds: float, *more: str, stdout: int = subprocess.DEVNULL
+) -> Iterator[subprocess.Popen[str]]:
+    """Frames for a router, until the end of the block."""
+    words = ["lab-traffic", "--guest", guest.name, "--rate", str(rate), "--seconds", str(seconds)]
+    with subprocess.Popen([*words, *more], stdout=stdout, text=True) as sending:
+        try:
+            yield sending
+        finally:
+            sending.terminate()
+
+
 def untuned_lines(guest: LabGuest, irq: set[int]) -> list[str]:
     """What is not as TUNED says; empty when the guest is tuned."""
+    devices = map(guest.device, (0, 1))
+    return different(guest.name, guest.data_plane(), devices, irq, realtime_start(), QUEUE)
+
+
+def different(
+    name: str, tids: Iterable[int], devices: Iterable[str], irq: set[int], start: str, queue: int
+) -> list[str]:
+    """The threads that may run on ``irq`` or whose class does not begin so, and the devices with
+    another queue."""
     lines = []
-    for tid in guest.data_plane():
+    for tid in tids:
         if mask(tid) & irq:
-            lines.append(f"{guest.name} {tid}: mask {mask(tid)} has the interrupts' CPUs {irq}")
+            lines.append(f"{name} {tid}: mask {mask(tid)} has the interrupts' CPUs {irq}")
         sched = hoststate.sched(tid)
-        if not sched.startswith(realtime_start()):
-            lines.append(f"{guest.name} {tid}: {sched}")
-    for nic in (0, 1):
-        device = guest.device(nic)
-        length = Path(f"/sys/class/net/{device}/tx_queue_len").read_text().strip()
-        if length != str(QUEUE):
-            lines.append(f"{guest.name} {device}: queue {length}")
+        if not sched.startswith(start):
+            lines.append(f"{name} {tid}: {sched}")
+    for device in devices:
+        length = text(f"/sys/class/net/{device}/tx_queue_len")
+        if length != str(queue):
+            lines.append(f"{name} {device}: queue {length}")
     return lines
 
 

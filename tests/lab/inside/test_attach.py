@@ -361,7 +361,6 @@ def test_the_daemon_recovers_at_its_start(guest: LabGuest) -> None:
 @labhelp.one_release("what the steps of a switch are", "trixie")
 def test_a_policy_switches_and_a_stop_switches_back(guest: LabGuest) -> None:
     before = picture(guest)
-    labhelp.POLICIES.mkdir(parents=True, exist_ok=True)
     text = 'guest: "*"\nprofile: none\nattachment: napi-macvlan\n'
     (labhelp.POLICIES / "attach.yaml").write_text(text)
     assert "unplug" in labhelp.vsrtune("plan", "-v").stdout

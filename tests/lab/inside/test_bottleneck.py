@@ -14,7 +14,7 @@ import re
 import subprocess
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -81,19 +81,8 @@ class Bed:
         found: dict[str, float] = json.loads(text)
         return found
 
-    @contextmanager
-    def sending(self, rate: float, seconds: float) -> Iterator[subprocess.Popen[str]]:
-        child = subprocess.Popen(
-            ["lab-traffic", "--guest", self.guest.name, "--rate", str(round(rate)),
-             "--seconds", str(seconds)],
-            stdout=subprocess.PIPE,
-            text=True,
-        )  # fmt: skip
-        try:
-            yield child
-        finally:
-            child.terminate()
-            child.wait()
+    def sending(self, rate: float, seconds: float) -> AbstractContextManager[subprocess.Popen[str]]:
+        return labhelp.traffic(self.guest, round(rate), seconds, stdout=subprocess.PIPE)
 
 
 @contextmanager

@@ -68,7 +68,6 @@ def template(
     path.write_text(text.replace("</devices>", f"{DISK}\n  </devices>"))
     labhelp.sh("virsh", "define", str(path))
     pvrhelp.add_neighbours(first.index, NEIGHBOURS)
-    GROUPS.mkdir(parents=True, exist_ok=True)
     (GROUPS / "edge.yaml").write_text(FILE)
     yield first
     (GROUPS / "edge.yaml").unlink()

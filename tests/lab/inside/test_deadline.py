@@ -55,7 +55,6 @@ def test_budgets_of_vcpu_and_workers(
     unbooked: None, libvirt_guest: LabGuest, irq_cpus: set[int]
 ) -> None:
     """The whole way, with the command: plan, apply, show, verify, undo."""
-    labhelp.POLICIES.mkdir(parents=True, exist_ok=True)
     text = policy(
         libvirt_guest,
         "{class: deadline, bandwidth: 80%, period: 10ms, deadline: 9ms}",
@@ -234,7 +233,6 @@ def test_a_budget_of_the_whole_guest_is_divided(
 def test_the_daemon_retries_pending_threads_and_restores_on_stop(
     unbooked: None, libvirt_guest: LabGuest, irq_cpus: set[int]
 ) -> None:
-    labhelp.POLICIES.mkdir(parents=True, exist_ok=True)
     (labhelp.POLICIES / "test.yaml").write_text(policy(libvirt_guest, BUDGET, BUDGET))
     labhelp.start()
     deadlinehelp.wake(libvirt_guest)

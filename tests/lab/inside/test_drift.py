@@ -13,15 +13,6 @@ import pytest
 from labhelp import LabGuest
 
 
-def metrics(name: str, rule: str) -> list[str]:
-    """Samples of a metric that have this rule."""
-    return [
-        line
-        for line in labhelp.scrape()
-        if line.startswith(f"{name}{{") and f'rule="{rule}"' in line
-    ]
-
-
 def write_policy(drift: str) -> None:
     """A policy for every guest, with rules of drift."""
     labhelp.write_policies("auto")
@@ -65,11 +56,11 @@ def test_reported_is_left_and_adopted_is_right_until_a_reload(
     device, tid = guest.device(0), guest.workers()[0]
     queue = f"/sys/class/net/{device}/tx_queue_len"
     labhelp.sh("ip", "link", "set", device, "txqueuelen", "77")
-    labhelp.wait_for(lambda: metrics("vsrtune_drift", "adopt"), "it is adopted")
+    labhelp.wait_for(lambda: labhelp.samples("vsrtune_drift", rule="adopt"), "it is adopted")
     assert labhelp.text(queue) == "77"
     assert labhelp.vsrtune("verify").returncode == 0, "what is adopted is right"
     labhelp.sh("chrt", "-o", "-p", "0", str(tid))
-    labhelp.wait_for(lambda: metrics("vsrtune_drift", "report"), "it is reported")
+    labhelp.wait_for(lambda: labhelp.samples("vsrtune_drift", rule="report"), "it is reported")
     assert hoststate.sched(tid).startswith("policy=0 ")
     assert labhelp.status_text().endswith(" 1 drift")
     shown = labhelp.vsrtune("show", "--guest", guest.name).stdout
@@ -81,7 +72,7 @@ def test_reported_is_left_and_adopted_is_right_until_a_reload(
     labhelp.sh("systemctl", "reload", "vsrtune")
     labhelp.wait_for(lambda: not labhelp.untuned_lines(guest, irq_cpus), "a reload takes all back")
     labhelp.sh("ip", "link", "set", device, "txqueuelen", "88")
-    labhelp.wait_for(lambda: metrics("vsrtune_drift", "adopt"), "it is adopted again")
+    labhelp.wait_for(lambda: labhelp.samples("vsrtune_drift", rule="adopt"), "it is adopted again")
     labhelp.stop()
     assert labhelp.text(queue) == "88", "what is not ours stays"
     labhelp.sh("ip", "link", "set", device, "txqueuelen", "500")

@@ -41,7 +41,6 @@ scheduler:
 
 def tune(guest: LabGuest, cls: str) -> None:
     """Start the daemon with the policy."""
-    labhelp.POLICIES.mkdir(parents=True, exist_ok=True)
     (labhelp.POLICIES / "guard.yaml").write_text(policy(guest, cls))
     labhelp.start()
 
@@ -94,18 +93,6 @@ def frames(guest: LabGuest) -> tuple[int, int]:
     )  # type: ignore[return-value]
 
 
-@contextmanager
-def traffic(guest: LabGuest, rate: int, seconds: int) -> Iterator[subprocess.Popen[str]]:
-    """Frames for a router, of several flows, until the end of the block."""
-    words = ["lab-traffic", "--guest", guest.name, "--rate", str(rate), "--flows", "8"]
-    words += ["--seconds", str(seconds)]
-    with subprocess.Popen(words, stdout=subprocess.DEVNULL, text=True) as sending:
-        try:
-            yield sending
-        finally:
-            sending.terminate()
-
-
 def until_forwarding(guest: LabGuest, sending: subprocess.Popen[str]) -> float:
     """Seconds from the first frames of the traffic until the router forwards some."""
     came, went = frames(guest)
@@ -142,8 +129,7 @@ def classes(guest: LabGuest) -> set[int]:
 
 def metric(name: str) -> float:
     """The sum of a metric's samples."""
-    lines = [line for line in labhelp.scrape() if line.startswith((f"{name} ", f"{name}{{"))]
-    return sum(float(line.rpartition(" ")[2]) for line in lines)
+    return sum(labhelp.samples(name))
 
 
 def told(guest: LabGuest) -> str:
@@ -170,7 +156,7 @@ def test_a_standstill_ends_by_itself_and_stays_ended(busy: LabGuest, restored: N
     """The vcpus of a busy router never sleep, so under fifo its workers never run."""
     guest = busy
     before = told(guest)
-    with traffic(guest, 3000, 300) as sending:
+    with labhelp.traffic(guest, 3000, 300, "--flows", "8") as sending:
         until_forwarding(guest, sending)
         begin = time.time()
         with sampled(guest) as sent:
@@ -227,7 +213,7 @@ def test_it_steps_down_again_after_a_reload(busy: LabGuest) -> None:
             lambda: metric("vsrtune_guest_tuned") == 1 or metric("vsrtune_guest_step_level") >= 1,
             "it is tuned",
         )
-        with traffic(guest, 300, 30) as sending:
+        with labhelp.traffic(guest, 300, 30, "--flows", "8") as sending:
             print(f"forwards after {until_forwarding(guest, sending):.2f} s")
         labhelp.wait_for(lambda: metric("vsrtune_guest_step_level") >= 1, "the level is told")
         assert told_at(guest, begin)
@@ -236,7 +222,7 @@ def test_it_steps_down_again_after_a_reload(busy: LabGuest) -> None:
 def test_a_paused_router_keeps_its_tuning(fresh: LabGuest) -> None:
     guest = fresh
     tune(guest, "rr")
-    with traffic(guest, 3000, 60) as sending:
+    with labhelp.traffic(guest, 3000, 60, "--flows", "8") as sending:
         until_forwarding(guest, sending)
         labhelp.sh("virsh", "-q", "suspend", "--", guest.name)
         time.sleep(4)

@@ -89,7 +89,6 @@ def elsewhere(irq_cpus: set[int], untuned: None, guests: list[LabGuest]) -> Iter
 
 def policy(guest: LabGuest, irq: str = "0") -> Path:
     path = labhelp.POLICIES / f"{guest.index}.yaml"
-    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(labhelp.tuned_policy(guest.ref, irq) + "irq: {set: true}\n")
     return path
 

@@ -23,7 +23,6 @@ def test_the_other_guest_leaves_the_cpu_and_comes_back(
         pytest.skip("needs two libvirt routers, which another boot has")
     first, other = routers[:2]
     before = hoststate.capture()
-    labhelp.POLICIES.mkdir(parents=True, exist_ok=True)
     (labhelp.POLICIES / "test0.yaml").write_text(POLICY.format(name=first.name))
     labhelp.start()
     assert [labhelp.mask(tid) for tid in first.data_plane()] == [{2}] * len(first.data_plane())

@@ -55,7 +55,6 @@ def read_only() -> Iterator[None]:
 
 
 def write_policy(text: str = POLICY) -> None:
-    labhelp.POLICIES.mkdir(parents=True, exist_ok=True)
     (labhelp.POLICIES / "kubevirt.yaml").write_text(text)
 
 

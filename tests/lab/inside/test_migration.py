@@ -114,8 +114,7 @@ def state_there(guest: LabGuest) -> dict[str, str]:
 
 def pending(guest: LabGuest) -> float:
     """Settings that the daemon has put off."""
-    start = f'vsrtune_guest_pending{{domain="{guest.ref}"'
-    return sum(float(line.split()[-1]) for line in labhelp.scrape() if line.startswith(start))
+    return sum(labhelp.samples("vsrtune_guest_pending", domain=guest.ref))
 
 
 def look() -> float:

@@ -76,7 +76,6 @@ class Stage:
         }
         balancers = ", ".join(f"lb{n}: [{', '.join(sides)}]" for n, sides in served.items())
         routers = ", ".join(guest.name for guest in self.routers)
-        GROUPS.mkdir(parents=True, exist_ok=True)
         text = GROUP.format(balancers=balancers, routers=routers, links=links)
         (GROUPS / "edge.yaml").write_text(text)
 
@@ -372,12 +371,7 @@ def faults() -> dict[str, str]:
 
 def began(guest: str) -> int:
     """How often something was wrong with a guest since the daemon started."""
-    found = [
-        float(line.split()[-1])
-        for line in labhelp.scrape()
-        if line.startswith("vsrtune_group_guest_faults_total") and f'"{guest}"' in line
-    ]
-    return int(found[0])
+    return int(labhelp.samples("vsrtune_group_guest_faults_total", domain=guest)[0])
 
 
 def under_load(stage: Stage, change: Callable[[], object]) -> Result:

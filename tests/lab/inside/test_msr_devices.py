@@ -72,7 +72,6 @@ def staged(guests: list[LabGuest]) -> Iterator[list[LabGuest]]:
         pytest.skip("this lab has no module napi_macvlan")
     for guest in guests:
         forwards(guest)
-    GROUPS.mkdir(parents=True, exist_ok=True)
     before = everything(guests)
     yield guests
     if LEDGER.exists() and LEDGER.stat().st_size:

@@ -58,7 +58,6 @@ def kept(untuned: None, attached: LabGuest) -> Iterator[LabGuest]:
 
 
 def write_policy(guest: LabGuest) -> None:
-    labhelp.POLICIES.mkdir(parents=True, exist_ok=True)
     (labhelp.POLICIES / "napi.yaml").write_text(POLICY.replace("GUEST", guest.name))
 
 
@@ -106,11 +105,7 @@ def threaded() -> str:
 
 def metric(name: str, **labels: str) -> float | None:
     """A sample of the daemon's metrics; None when there is none."""
-    for line in labhelp.scrape():
-        match = re.fullmatch(rf"{name}\{{(.*)\}} (\S+)", line)
-        if match and all(f'{key}="{value}"' in match[1] for key, value in labels.items()):
-            return float(match[2])
-    return None
+    return next(iter(labhelp.samples(name, **labels)), None)
 
 
 @labhelp.one_release("what vsrtune shows of a device", "trixie")

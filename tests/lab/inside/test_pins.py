@@ -29,6 +29,16 @@ def but_for_virsh(before: dict[str, str]) -> list[str]:
     return [line for line in changed if "cpuset.cpus:" not in line]
 
 
+def pinned_by_hand(guest: LabGuest, irq_cpus: set[int]) -> tuple[int, int]:
+    """Pin vcpu 0 to the first of these CPUs and wait until that is seen; its thread and CPU."""
+    irq = min(irq_cpus)
+    labhelp.sh("virsh", "vcpupin", guest.name, "0", str(irq), "--live")
+    labhelp.wait_for(
+        lambda: not labhelp.status_text().endswith(" 0 drift"), "the pin is counted as drift"
+    )
+    return guest.vcpus()[0], irq
+
+
 @labhelp.one_release("what operators ask of libvirt", "trixie")
 def test_emulatorpin_does_not_reach_the_workers(
     untuned: None, libvirt_guest: LabGuest, irq_cpus: set[int]
@@ -53,13 +63,8 @@ def test_an_operators_pin_is_held_then_reasserted(
     before = hoststate.capture()
     labhelp.write_policies("auto")
     labhelp.start()
-    tid = libvirt_guest.vcpus()[0]
-    ours = labhelp.mask(tid)
-    (irq,) = sorted(irq_cpus)[:1]
-    labhelp.sh("virsh", "vcpupin", libvirt_guest.name, "0", str(irq), "--live")
-    labhelp.wait_for(
-        lambda: not labhelp.status_text().endswith(" 0 drift"), "the pin is counted as drift"
-    )
+    ours = labhelp.mask(libvirt_guest.vcpus()[0])
+    tid, irq = pinned_by_hand(libvirt_guest, irq_cpus)
     assert labhelp.mask(tid) == {irq}
     assert labhelp.vsrtune("verify", check=False).returncode == 3
     labhelp.sh("systemctl", "reload", "vsrtune")
@@ -80,12 +85,7 @@ def test_an_operators_pin_survives_stop(
     before = hoststate.capture()
     labhelp.write_policies("auto")
     labhelp.start()
-    tid = libvirt_guest.vcpus()[0]
-    (irq,) = sorted(irq_cpus)[:1]
-    labhelp.sh("virsh", "vcpupin", libvirt_guest.name, "0", str(irq), "--live")
-    labhelp.wait_for(
-        lambda: not labhelp.status_text().endswith(" 0 drift"), "the pin is counted as drift"
-    )
+    tid, irq = pinned_by_hand(libvirt_guest, irq_cpus)
     labhelp.stop()
     assert labhelp.mask(tid) == {irq}
     assert "left alone" in labhelp.daemon_log()
@@ -102,7 +102,6 @@ def test_a_pin_to_all_cpus_is_restored_with_its_list(
     thread back that had none; the cpuset of the cgroup does."""
     labhelp.stop_guest(libvirt_guest)
     labhelp.start_guest(libvirt_guest)
-    labhelp.POLICIES.mkdir(parents=True, exist_ok=True)
     (labhelp.POLICIES / "test0.yaml").write_text(
         f'guest: "{libvirt_guest.name}"\nprofile: none\n'
         "cpus: {irq: 0, vcpu: 2, vhost: 2, emulator: 0}\n"
@@ -145,7 +144,6 @@ def test_an_iothread_keeps_off_the_routers_cpu(
         threads = hoststate.threads(libvirt_guest.pid)
         (iothread,) = [tid for tid in threads if hoststate.comm(tid) == "IO iothread1"]
         before = hoststate.capture()
-        labhelp.POLICIES.mkdir(parents=True, exist_ok=True)
         (labhelp.POLICIES / "test0.yaml").write_text(
             f'guest: "{libvirt_guest.name}"\nprofile: none\n'
             "cpus: {irq: 0, vcpu: 2, vhost: 2, iothread: auto}\n"

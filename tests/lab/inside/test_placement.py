@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 from typing import Any
 
 import labhelp
@@ -20,7 +19,7 @@ PLACED = 'guest: "{guest}"\nprofile: none\nplacement: auto\n'
 
 def metric(name: str) -> float:
     """A metric without labels."""
-    return float(next(line for line in labhelp.scrape() if line.startswith(f"{name} ")).split()[1])
+    return labhelp.samples(name)[0]
 
 
 def passes() -> int:
@@ -28,7 +27,6 @@ def passes() -> int:
 
 
 def write(template: str, cpus: dict[LabGuest, int]) -> None:
-    labhelp.POLICIES.mkdir(parents=True, exist_ok=True)
     for number, (guest, cpu) in enumerate(cpus.items()):
         text = template.format(guest=guest.ref, cpu=cpu)
         (labhelp.POLICIES / f"test{number}.yaml").write_text(text)
@@ -69,11 +67,7 @@ def test_busy_threads_part_and_then_stay(
     labhelp.sh("systemctl", "reload", "vsrtune")
     for guest, cpu in start.items():
         assert {tuple(labhelp.mask(tid)) for tid in guest.data_plane()} == {(cpu,)}, "they stay"
-    traffic = subprocess.Popen(
-        ["lab-traffic", "--guest", one.name, "--rate", str(RATE), "--seconds", str(SECONDS)],
-        stdout=subprocess.DEVNULL,
-    )
-    try:
+    with labhelp.traffic(one, RATE, SECONDS) as traffic:
         labhelp.wait_for(lambda: metric("vsrtune_placement_moves_total") > 0, "threads move", 180)
         labhelp.wait_for(lambda: stays_for(5), "they come to rest", 180)
         writes = metric("vsrtune_writes_total")
@@ -82,9 +76,6 @@ def test_busy_threads_part_and_then_stay(
         assert metric("vsrtune_writes_total") == writes, "the same load writes nothing"
         assert traffic.poll() is None, "the traffic has ended"
         shown = labhelp.vsrtune("plan", "-v").stdout
-    finally:
-        traffic.terminate()
-        traffic.wait()
     for thread in [*mine, *others]:
         print(thread["role"], thread["affinity"], thread["load"])
     busiest = max(mine, key=load)

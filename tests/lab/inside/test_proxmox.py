@@ -95,7 +95,6 @@ def router(guests: list[LabGuest]) -> Iterator[LabGuest]:
 
 
 def write_policy() -> None:
-    labhelp.POLICIES.mkdir(parents=True, exist_ok=True)
     (labhelp.POLICIES / "proxmox.yaml").write_text(POLICY)
 
 

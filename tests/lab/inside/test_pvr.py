@@ -79,7 +79,6 @@ def routers(
         define(definition.replace("<cmdline>", f"<cmdline>{more} "), path)
         labhelp.start_guest(guest)
     pvrhelp.add_neighbours(guests[0].index, NEIGHBOURS)
-    GROUPS.mkdir(parents=True, exist_ok=True)
     (GROUPS / "edge.yaml").write_text(GROUP.format(members=", ".join(g.name for g in guests)))
     yield guests
     (GROUPS / "edge.yaml").unlink()

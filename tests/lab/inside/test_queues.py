@@ -19,7 +19,6 @@ def test_the_worker_of_each_queue_gets_its_cpu(guests: list[LabGuest], irq_cpus:
         pytest.skip("needs a libvirt router with two queues, which another boot has")
     device = guest.device(0)
     before = {tid: labhelp.mask(tid) for tid in guest.workers()}
-    labhelp.POLICIES.mkdir(parents=True, exist_ok=True)
     (labhelp.POLICIES / "test0.yaml").write_text(POLICY.format(name=guest.name, device=device))
     labhelp.start()
     (shown,) = (g for g in labhelp.show()["guests"] if g["name"] == guest.name)

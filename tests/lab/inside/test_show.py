@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-
 import labhelp
 import pytest
 from labhelp import LabGuest
@@ -57,11 +55,7 @@ def test_traffic_on_one_interface_moves_its_worker_and_no_other(
 @labhelp.one_release("tracepoints that both have", "trixie")
 def test_a_trace_confirms_the_order(libvirt_guest: LabGuest) -> None:
     """While traffic passes, --trace makes the mapping of a sending worker exact."""
-    traffic = subprocess.Popen(
-        ["lab-traffic", "--guest", libvirt_guest.name, "--rate", "2000", "--seconds", "30"],
-        stdout=subprocess.DEVNULL,
-    )
-    try:
+    with labhelp.traffic(libvirt_guest, 2000, 30):
         by_order = {
             t["key"]["tid"]: t["interface"]
             for g in labhelp.show()["guests"]
@@ -74,9 +68,6 @@ def test_a_trace_confirms_the_order(libvirt_guest: LabGuest) -> None:
             for t in g["threads"]
             if t["role"] == "vhost" and t["confidence"] == "exact"
         ]
-    finally:
-        traffic.terminate()
-        traffic.wait()
     assert libvirt_guest.device(1) in {t["interface"] for t in seen}
     assert all(by_order[t["key"]["tid"]] == t["interface"] for t in seen)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
 from collections.abc import Iterator
 
 import hoststate
@@ -20,16 +19,8 @@ BUSY = 0.005
 @pytest.fixture
 def traffic(libvirt_guest: LabGuest) -> Iterator[None]:
     """Frames through the first router, until the test ends."""
-    sending = subprocess.Popen(
-        ["lab-traffic", "--guest", libvirt_guest.name, "--rate", str(RATE), "--seconds",
-         str(SECONDS)],
-        stdout=subprocess.DEVNULL,
-    )  # fmt: skip
-    try:
+    with labhelp.traffic(libvirt_guest, RATE, SECONDS):
         yield
-    finally:
-        sending.terminate()
-        sending.wait()
 
 
 @labhelp.one_release("files of /proc that both have", "trixie")

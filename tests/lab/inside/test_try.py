@@ -7,7 +7,6 @@ import os
 import pty
 import select
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -88,15 +87,8 @@ def original(restored: None, guests: list[LabGuest], irq_cpus: set[int]) -> dict
 @pytest.fixture
 def overload(libvirt_guest: LabGuest) -> Iterator[None]:
     """More frames to the first router than it can forward, until the test ends."""
-    sending = subprocess.Popen(
-        ["lab-traffic", "--guest", libvirt_guest.name, "--rate", "40000", "--seconds", "900"],
-        stdout=subprocess.DEVNULL,
-    )
-    try:
+    with labhelp.traffic(libvirt_guest, 40000, 900):
         yield
-    finally:
-        sending.terminate()
-        sending.wait()
 
 
 def shown(name: str) -> str:

@@ -78,7 +78,6 @@ scheduler:
 def write_policy(guest: LabGuest) -> None:
     if len(guest.vcpus()) != 2 or labhelp.lab_cpus() < 3:
         pytest.skip("needs a router with two vcpus, and 3 CPUs")
-    labhelp.POLICIES.mkdir(parents=True, exist_ok=True)
     (labhelp.POLICIES / "vfio.yaml").write_text(POLICY.format(guest=guest.ref))
 
 
