@@ -30,11 +30,6 @@ For each other action
 3. A vanished thread, device or guest is no failure: the executor drops its entry and goes on.
    Each action finds out for itself whether its object is gone. A thread that runs another program
    has another number; it loses the class that was ours (``drop_vanished``).
-
-A move between cgroups may cost the thread its affinity (6.1), which is no part of the cgroup's
-value. The executor therefore journals the affinity around the move as an intent of its own, from
-and to the present value; after a crash in between, ``recover`` writes it again. This is no change
-of ours, whoever set the affinity: the intent ends as taken back, with the entry as it was.
 """
 
 from __future__ import annotations
@@ -43,7 +38,6 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 
-from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import (
     FixedError,
     Lasting,
@@ -56,6 +50,7 @@ from vsrtune.core.errors import (
 from vsrtune.execute.comparison import between, cut, exactly, still_applied
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
+from vsrtune.execute.moved_masks import adopt_masks, affinity_of, disjoint, follow, masks_kept
 from vsrtune.execute.waits import check, check_busy, pins_urgent, raises, starving
 from vsrtune.model.guest import TIMED, Guest, Sched
 from vsrtune.model.journal_records import Entry, ours, same_setting, undo_action, undo_order
@@ -68,7 +63,6 @@ from vsrtune.model.targets import (
     Pin,
     RrTimeslice,
     Target,
-    ThreadAffinity,
     ThreadCgroup,
     ThreadSched,
     Value,
@@ -255,34 +249,9 @@ def _release(plan: Plan, ops: LiveSysOps, journal: Journal, tally: _Tally) -> No
     entries = (journal.entry(a.target) for a in reversed(back))
     resolved = _Tally(failed=tally.failed, vanished=tally.vanished, left=tally.left)
     _resolve_all([e for e in entries if e is not None], ops, journal, resolved)
-    # A move may cost a thread a mask of ours that stays. What it has then is no drift: the rest of
-    # the plan reckons with it.
-    kept = _masks_kept(back, ops, journal)
+    kept = masks_kept(back, ops, journal)
     _restore_all(back, ops, journal, tally)
-    for target in kept:
-        entry = journal.entry(target)
-        with suppress(WriteError):
-            now = ops.read(target)
-            if entry is not None and not still_applied(entry.written, now, ops):
-                journal.adopt(replace(entry, written=now))
-
-
-def _masks_kept(back: Sequence[Action], ops: LiveSysOps, journal: Journal) -> list[Target]:
-    """The masks of ours, of threads that these releases move, that are not released too."""
-    released = {a.target for a in back}
-    found: list[Target] = []
-    for move in (a.target for a in back):
-        if isinstance(move, ThreadCgroup):
-            target = _affinity(move)
-            entry = None if target in released else journal.entry(target)
-            with suppress(WriteError):
-                if entry is not None and entry.state == "done":
-                    found += [target] * still_applied(entry.written, ops.read(target), ops)
-    return found
-
-
-def _affinity(move: ThreadCgroup) -> ThreadAffinity:
-    return ThreadAffinity(move.guest, move.thread, move.label)
+    adopt_masks(kept, ops, journal)
 
 
 def _restore_all(back: Sequence[Action], ops: LiveSysOps, journal: Journal, tally: _Tally) -> None:
@@ -369,7 +338,7 @@ def _change(
         journal.done(action.target)
     if guard is not None:
         journal.revert(guard.target)
-        _follow(guard, ops.read(guard.target), ops, journal)
+        follow(guard, ops.read(guard.target), ops, journal)
 
 
 def _take_back(
@@ -407,27 +376,10 @@ def _guard(action: Action, ops: LiveSysOps, journal: Journal) -> Action | None:
     target = action.target
     if not isinstance(target, ThreadCgroup):
         return None
-    affinity = _affinity(target)
+    affinity = affinity_of(target)
     _finish_interrupted(affinity, ops, journal)
     now = ops.read(affinity)
     return Action(affinity, now, now, "kept across the move between cgroups")
-
-
-def _follow(guard: Action, now: Value, ops: LiveSysOps, journal: Journal) -> None:
-    """Have the entry of an affinity that is ours follow a move which left the thread none of its
-    CPUs, if the thread may have the original again where it is ``now``. Undo would otherwise take
-    the kernel's choice for somebody else's."""
-    entry = journal.entry(guard.target)
-    if entry is None or not isinstance(entry.original, CpuSet) or not isinstance(now, CpuSet):
-        return
-    ours = still_applied(entry.written, guard.before, ops)
-    lost = ours and not still_applied(entry.written, now, ops)
-    if lost and ops.unpartitioned(entry.original) <= now:
-        journal.adopt(replace(entry, written=now))
-
-
-def _disjoint(before: Value, now: Value) -> bool:
-    return isinstance(before, CpuSet) and isinstance(now, CpuSet) and now.isdisjoint(before)
 
 
 def _read_back(target: Target, wanted: Value, ops: LiveSysOps, *, back: bool = False) -> None:
@@ -599,10 +551,10 @@ def _resolve(
     elif not isinstance(before, Pin) and (exactly(before, now, ops) or cut(before, now, ops)):
         # The write never happened. A pin, however, may have reached the threads beside it.
         journal.revert(target)
-    elif before == after and _disjoint(before, now):
+    elif before == after and disjoint(before, now):
         # The new cgroup has none of these CPUs.
         journal.revert(target)
-        _follow(action, now, ops, journal)
+        follow(action, now, ops, journal)
     elif before == after or between(before, after, now, ops):
         if back:
             ops.write(target, after)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: GPL-2.0-or-later
+"""The masks of threads that are moved between cgroups.
+
+A move between cgroups may cost the thread its affinity (6.1), which is no part of the cgroup's
+value. The executor therefore journals the affinity around the move as an intent of its own, from
+and to the present value; after a crash in between, ``recover`` writes it again. This is no change
+of ours, whoever set the affinity: the intent ends as taken back, with the entry as it was.
+
+A new cgroup may have none of the CPUs of a mask. What the kernel gives the thread then is no drift
+of a mask of ours: its entry follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import WriteError
+from vsrtune.execute.comparison import still_applied
+from vsrtune.execute.host_writer import LiveSysOps
+from vsrtune.execute.journal import Journal
+from vsrtune.model.plan import Action
+from vsrtune.model.targets import Target, ThreadAffinity, ThreadCgroup, Value
+
+
+def affinity_of(move: ThreadCgroup) -> ThreadAffinity:
+    """The affinity of the thread."""
+    return ThreadAffinity(move.guest, move.thread, move.label)
+
+
+def masks_kept(back: Sequence[Action], ops: LiveSysOps, journal: Journal) -> list[Target]:
+    """The masks of ours, of threads that these releases move, that are not released too."""
+    released = {a.target for a in back}
+    found: list[Target] = []
+    for move in (a.target for a in back):
+        if isinstance(move, ThreadCgroup):
+            target = affinity_of(move)
+            entry = None if target in released else journal.entry(target)
+            with suppress(WriteError):
+                if entry is not None and entry.state == "done":
+                    found += [target] * still_applied(entry.written, ops.read(target), ops)
+    return found
+
+
+def adopt_masks(kept: Iterable[Target], ops: LiveSysOps, journal: Journal) -> None:
+    """Have the entries of ``masks_kept`` follow the moves: the rest of the plan reckons with what
+    these have left of the masks."""
+    for target in kept:
+        entry = journal.entry(target)
+        with suppress(WriteError):
+            now = ops.read(target)
+            if entry is not None and not still_applied(entry.written, now, ops):
+                journal.adopt(replace(entry, written=now))
+
+
+def follow(guard: Action, now: Value, ops: LiveSysOps, journal: Journal) -> None:
+    """Have the entry of an affinity that is ours follow a move which left the thread none of its
+    CPUs, if the thread may have the original again where it is ``now``. Undo would otherwise take
+    the kernel's choice for somebody else's."""
+    entry = journal.entry(guard.target)
+    if entry is None or not isinstance(entry.original, CpuSet) or not isinstance(now, CpuSet):
+        return
+    ours = still_applied(entry.written, guard.before, ops)
+    lost = ours and not still_applied(entry.written, now, ops)
+    if lost and ops.unpartitioned(entry.original) <= now:
+        journal.adopt(replace(entry, written=now))
+
+
+def disjoint(before: Value, now: Value) -> bool:
+    """Whether the new cgroup has none of the CPUs of the mask ``before``."""
+    return isinstance(before, CpuSet) and isinstance(now, CpuSet) and now.isdisjoint(before)
