@@ -295,7 +295,12 @@ class Reconciler:
             )
             result = executor.apply(Plan(actions=classes), self._ops, self._journal)
         except VsrtuneError as error:
-            LOGGER.error("%s", error, extra=fields(guest=guest, error=error))
+            LOGGER.error(
+                "%s: its classes are not lowered yet, the next pass tries again: %s",
+                guest,
+                error,
+                extra=fields(guest=guest, error=error),
+            )
             return
         self._results.log(result)
         self._again |= {a.target.guest for a in result.done}

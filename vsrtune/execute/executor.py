@@ -26,7 +26,7 @@ For each other action
    result. If it cannot write the journal, it does not write the host: it raises JournalError, and
    the journal has everything done until then. Before the first write it reserves disk space for
    the pass and for the undo of this and all earlier passes, so that a full disk shows then and
-   not half-way.
+   not half-way. What relieves the host is carried out even so (``relieving``).
 3. A vanished thread, device or guest is no failure: the executor drops its entry and goes on.
    Each action finds out for itself whether its object is gone. A thread that runs another program
    has another number; it loses the class that was ours (``drop_vanished``).
@@ -40,6 +40,7 @@ from dataclasses import dataclass, field, fields, replace
 
 from vsrtune.core.errors import (
     FixedError,
+    JournalError,
     Lasting,
     PendingError,
     StaleError,
@@ -51,7 +52,14 @@ from vsrtune.execute.comparison import between, cut, exactly, still_applied
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
 from vsrtune.execute.moved_masks import adopt_masks, affinity_of, disjoint, follow, masks_kept
-from vsrtune.execute.waits import check, check_busy, pins_urgent, raises, starving
+from vsrtune.execute.waits import (
+    check,
+    check_busy,
+    pins_urgent,
+    raises,
+    relieving,
+    starving,
+)
 from vsrtune.model.guest import TIMED, Guest, Sched
 from vsrtune.model.journal_records import Entry, ours, same_setting, undo_action, undo_order
 from vsrtune.model.plan import Action, Plan
@@ -125,10 +133,14 @@ class _Tally:
 
 def apply(plan: Plan, ops: LiveSysOps, journal: Journal, unmoved: Target | None = None) -> Result:
     """Execute ``plan.actions``. ``unmoved``: a setting of a lower device that the plan was made
-    with and that is not tried, after a failure. Raises JournalError only; see the module's
-    docstring."""
-    tally = _Tally()
-    journal.reserve(plan.actions)
+    with and that is not tried, after a failure. On a disk without room for the plan, the part
+    that relieves the host is carried out, and the rest has failed (``relieving``). Raises
+    JournalError only; see the module's docstring."""
+    tally, beyond = _Tally(), _Tally()
+    try:
+        journal.reserve(plan.actions)
+    except JournalError as error:
+        plan, beyond = _relief(plan, error)
     _release(plan, ops, journal, tally)
     released = {_transaction(a.target) for a in tally.done}
     # What this pass did, by transaction, in order; None when the transaction has failed.
@@ -196,7 +208,21 @@ def apply(plan: Plan, ops: LiveSysOps, journal: Journal, unmoved: Target | None 
         else:
             done.append(action)
             tally.done.append(action)
+    tally.failed += beyond.failed
+    tally.skipped += beyond.skipped
     return tally.result(rolled_back=bool(tally.failed) and not stuck)
+
+
+def _relief(plan: Plan, error: JournalError) -> tuple[Plan, _Tally]:
+    """What of a plan the disk has room for (``relieving``), and what is beyond that. Raises
+    ``error`` when there is no room for anything."""
+    some = relieving(plan.actions)
+    if not some:
+        raise error
+    rest = [a for a in plan.actions if a not in some]
+    first = {_transaction(a.target): a for a in reversed(rest)}.values()
+    skipped = [a for a in rest if a not in first]
+    return replace(plan, actions=some), _Tally(failed=[(a, error) for a in first], skipped=skipped)
 
 
 def _transaction(target: Target) -> str | Target:

@@ -36,6 +36,7 @@ from vsrtune.execute.jsonl_log import (
     read_records,
 )
 from vsrtune.host.state_files import fsync_directory
+from vsrtune.model.guest import TIMED, Sched
 from vsrtune.model.journal_records import (
     VERSION,
     Entry,
@@ -170,10 +171,11 @@ class Journal(Closing):
             self._compact_if_grown()
 
     def reserve(self, actions: Iterable[Action]) -> None:
-        """Claim disk space to apply and later undo ``actions``, and to undo everything before, so
-        that a disk that fills up meanwhile stops none of that half-way. Raises JournalError when
-        there is not enough space. File systems that cannot reserve space are accepted."""
-        need = sum(2 * _room(action) for action in actions)
+        """Claim disk space to apply and later undo ``actions``, and to undo everything before, with
+        steps down, so that a disk that fills up meanwhile stops none of that half-way. Raises
+        JournalError when there is not enough space. File systems that cannot reserve space are
+        accepted."""
+        need = sum(_room(action) * (1 + _writes_back(action.after)) for action in actions)
         if not need:
             return
         self._check_version()
@@ -257,7 +259,8 @@ class Journal(Closing):
         self._undo_space -= self._rooms.pop(target, 0)
         entry = self._fold.live.get(target)
         if entry is not None:
-            self._rooms[target] = _room(undo_action(entry))
+            writes = _writes_back(entry.written)
+            self._rooms[target] = _room(undo_action(entry)) * writes
             self._undo_space += self._rooms[target]
 
     def _check_version(self) -> None:
@@ -348,6 +351,12 @@ def _foreign(path: Path, version: str) -> _ForeignError:
 def _for_name(version: str) -> str:
     """A version as a part of a file's name."""
     return "".join(c if c.isalnum() else "_" for c in version)[:20]
+
+
+def _writes_back(written: Value) -> int:
+    """How many writes may follow on a full disk: undo, and before it two steps down of a thread
+    that is realtime or has a budget."""
+    return 3 if isinstance(written, Sched) and written.cls in TIMED else 1
 
 
 def _room(action: Action) -> int:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""What an action has to wait for: another one that failed, or libvirt.
+"""What an action has to wait for: another one that failed, room on the disk, or libvirt.
 
 libvirt keeps a pin waiting for half a minute while somebody holds the domain's job. Every pin of
 every guest may then wait as long, and systemd waits 60 s for a sign of life, and 120 s for a
@@ -9,8 +9,7 @@ more in the same pass or undo.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import cast
+from collections.abc import Iterable, Sequence
 
 from vsrtune.core.errors import (
     BusyError,
@@ -21,9 +20,10 @@ from vsrtune.core.errors import (
     WriteError,
 )
 from vsrtune.execute.host_writer import LiveSysOps
-from vsrtune.model.guest import TIMED, Sched, SchedClass
+from vsrtune.model.guest import TIMED, Sched, SchedClass, level
 from vsrtune.model.plan import Action
 from vsrtune.model.targets import (
+    HOST_REF,
     CgroupDir,
     CpusetFile,
     EmulatorPin,
@@ -91,21 +91,44 @@ def starving(target: Target, unmoved: Target) -> WriteError:
     )
 
 
-def _urgent(sched: Value) -> bool:
+def relieving(actions: Sequence[Action]) -> tuple[Action, ...]:
+    """What of a plan is carried out on a disk without room for all of it, because the room was
+    claimed when its targets were first written, and the host may starve until it is done: threads
+    become less urgent, and guests that get nothing else are released. What the host itself releases
+    may be in the way of what others keep, so it waits unless the whole plan is of that kind."""
+    others = {a.target.guest for a in actions if not (a.release or _eases(a))}
+    if others:
+        others.add(HOST_REF)
+    return tuple(a for a in actions if _eases(a) or a.target.guest not in others)
+
+
+def _eases(action: Action) -> bool:
+    """Whether a thread becomes less urgent, has a smaller budget or none, or takes turns with its
+    equals, as each step down has it."""
+    before, after = action.before, action.after
+    if not isinstance(before, Sched) or not isinstance(after, Sched):
+        return False
+    gives_up = before.cls is SchedClass.DEADLINE and not urgent(after)
+    turns = (before.cls, after.cls) == (SchedClass.FIFO, SchedClass.RR)
+    takes_turns = turns and level(after) <= level(before)
+    return lowers(before, after) or gives_up or takes_turns
+
+
+def urgent(sched: Value) -> bool:
+    """Whether that is a realtime class or a budget."""
     return isinstance(sched, Sched) and sched.cls in TIMED
 
 
 def raises(action: Action) -> bool:
     """Whether the action gives a thread a realtime class or a budget, and not a lower one."""
-    before, after = action.before, action.after
-    return _urgent(after) and not lowers(cast(Sched, before), cast(Sched, after))
+    return urgent(action.after) and not _eases(action)
 
 
 def pins_urgent(target: Target, ops: LiveSysOps) -> bool:
     """Whether that is the CPUs of a guest's thread that has such a class now."""
     if not isinstance(target, ThreadAffinity | VcpuPin) or moves_work(target):
         return False
-    return _urgent(ops.read(ThreadSched(target.guest, target.thread, "")))
+    return urgent(ops.read(ThreadSched(target.guest, target.thread, "")))
 
 
 def _is(error: VsrtuneError, kind: type[VsrtuneError]) -> bool:

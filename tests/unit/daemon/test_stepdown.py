@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -17,6 +18,7 @@ from test_daemon import Running, thread
 from vsrtune.core.errors import JournalError, Lasting, WriteError
 from vsrtune.daemon import http
 from vsrtune.daemon.reconciler import Reconciler
+from vsrtune.execute import jsonl_log
 from vsrtune.execute.journal import Journal, read_fold
 from vsrtune.host.state_files import tell_others, told_by_daemon
 from vsrtune.model.daemon_state import GroupGuest, Starved
@@ -215,6 +217,43 @@ def test_a_journal_that_cannot_be_written_stops_no_step(
     monkeypatch.undo()
     passes.run()
     assert classes(host) == ["rr:7 reset-on-fork", "rr:9 reset-on-fork"]
+
+
+def test_a_full_disk_stops_no_step(
+    host: FakeHost, passes: Reconciler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another guest has come meanwhile, for which there is no room."""
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(jsonl_log, "claim", full)
+    passes.step_down("vr1", WHY, StepLevel.POLICY)
+    assert classes(host) == ["rr:7 reset-on-fork", "rr:9 reset-on-fork"], "at once"
+    host.start(samples.guest("vr2", pid=200))
+    passes.step_down("vr1", WHY, StepLevel.RR)
+    passes.step_down("vr1", WHY, StepLevel.OTHER)
+    passes.run()
+    untuned = samples.snapshot(samples.guest(), samples.guest("vr2", pid=200))
+    assert host.snapshot == untuned
+    assert passes.state.totals.write_errors == 1
+
+
+def test_a_step_that_the_journal_stops_is_not_told_as_done(
+    passes: Reconciler,
+    journal: Journal,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def broken(_record: object) -> None:
+        raise JournalError("an earlier write failed")
+
+    monkeypatch.setattr(journal, "_append", broken)
+    with caplog.at_level(logging.INFO, "vsrtune"):
+        passes.step_down("vr1", WHY, StepLevel.POLICY)
+    assert (
+        "vr1: its classes are not lowered yet, the next pass tries again: an earlier" in caplog.text
+    )
 
 
 @pytest.mark.parametrize("level", [StepLevel.RR, StepLevel.UNDONE])

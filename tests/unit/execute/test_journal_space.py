@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_kernel import BOOT, KERNELS, make_host, make_plan
+from fake_kernel import BOOT, KERNELS, FakeKernel, key, make_host, make_plan, releases
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import JournalError
@@ -16,10 +16,10 @@ from vsrtune.execute import jsonl_log
 from vsrtune.execute.executor import apply, undo
 from vsrtune.execute.journal import Journal
 from vsrtune.host import state_files
-from vsrtune.model.guest import ThreadKey
+from vsrtune.model.guest import Sched, SchedClass, ThreadKey
 from vsrtune.model.journal_records import undo_order
 from vsrtune.model.plan import Action, Plan
-from vsrtune.model.targets import ThreadAffinity, TxQueueLen
+from vsrtune.model.targets import HOST_REF, ThreadAffinity, ThreadSched, TxQueueLen
 
 QUEUE = TxQueueLen("vr1", "macvtap1", 1)
 
@@ -162,3 +162,66 @@ def test_an_adopted_journal_has_room_to_undo_all(path: Path, fills_up: Callable[
         fills_up()
         undo_all(journal)
         assert journal.entries() == ()
+
+
+def lowered(host: FakeKernel, *tids: int, to: Sched) -> Plan:
+    """A step down of these threads of vr2."""
+    targets = [ThreadSched("qemu:vr2", key(host, tid), "vcpu") for tid in tids]
+    why = "stepped down to other: frames arrive, and none was taken"
+    return Plan(tuple(Action(t, host.ops().read(t), to, why) for t in targets))
+
+
+@pytest.mark.parametrize("count", [1, 4, 16])
+def test_a_full_disk_stops_neither_steps_down_nor_undo_after_them(
+    path: Path, fills_up: Callable[[], None], count: int
+) -> None:
+    """A host that starves and a log that fills the disk belong together. The room for a step was
+    asked for anew, on top of that for undo."""
+    host = make_host("6.12")
+    tids = range(6000, 6000 + count)
+    for tid in tids:
+        host.state["threads"][str(tid)] = host.state["threads"]["2010"] | {"pid": tid}
+    before = host.visible()
+    fifo, rr = (Sched(c, 10, reset_on_fork=True) for c in (SchedClass.FIFO, SchedClass.RR))
+    with Journal.open(path, BOOT) as journal:
+        assert apply(lowered(host, *tids, to=fifo), host.ops(), journal).failed == ()
+        fills_up()
+        for cls in (rr, Sched(nice=5)):
+            assert len(apply(lowered(host, *tids, to=cls), host.ops(), journal).done) == count
+            assert {host.sched_attr(tid) for tid in tids} == {cls}
+        assert undo(host.ops(), journal).failed == ()
+        assert journal.entries() == ()
+    assert host.visible() == before
+
+
+def test_on_a_full_disk_only_what_relieves_the_host_is_done(
+    path: Path, fills_up: Callable[[], None]
+) -> None:
+    """A guest that is released altogether, and classes that become lower. The rest has failed, and
+    the host's part stays for those who keep their own."""
+    host = make_host("6.12")
+    with Journal.open(path, BOOT) as journal:
+        apply(make_plan(host), host.ops(), journal)
+        fills_up()
+        vr1 = ThreadSched("vr1", key(host, 1010), "vcpu 0")
+        fifo = Sched(SchedClass.FIFO, 10, reset_on_fork=True)
+        queue = TxQueueLen("vr1", "macvtap0", 7)
+        others = Plan(
+            (
+                *releases(journal, "qemu:vr2", HOST_REF).actions,
+                Action(queue, 100, 200, "drift"),
+                Action(vr1, fifo, Sched(), "step"),
+            )
+        )
+        result = apply(others, host.ops(), journal)
+        assert {a.target for a, _ in result.failed} >= {queue}
+        assert {a.target.guest for a, _ in result.failed} == {"vr1", HOST_REF}
+        assert all("No space left" in str(error) for _, error in result.failed)
+        assert {a.target.guest for a in result.done} == {"qemu:vr2", "vr1"}
+        assert (host.sched_attr(1010), host.sched_attr(2010)) == (Sched(), Sched())
+        assert journal.guests() == {"vr1", HOST_REF}
+        with pytest.raises(JournalError, match="No space left"):
+            apply(Plan((Action(queue, 100, 200, "drift"),)), host.ops(), journal)
+        whole = apply(releases(journal), host.ops(), journal)
+        assert (whole.failed, journal.entries()) == ((), ())
+    assert host.visible() == make_host("6.12").visible()

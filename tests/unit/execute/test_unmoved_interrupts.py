@@ -133,12 +133,16 @@ def test_managed_interrupts_stay_and_stop_nobody(scene: ImitatedHost) -> None:
     assert urgent(scene)
 
 
-def test_a_lower_class_waits_for_nothing(scene: ImitatedHost) -> None:
+@pytest.mark.parametrize(("cls", "priority"), [("fifo", 10), ("rr", 20)])
+def test_a_lower_class_waits_for_nothing(scene: ImitatedHost, cls: str, priority: int) -> None:
     """A guest is stepped down while the interrupts of its host fail."""
-    high, low = (f"scheduler: {{vcpu: {{class: fifo, priority: {n}}}}}" for n in (20, 10))
+    high, low = (
+        f"scheduler: {{vcpu: {{class: {c}, priority: {n}}}}}"
+        for c, n in (("fifo", 20), (cls, priority))
+    )
     assert scene.apply(scene.plan(policies(f"cpus: {{irq: 1, vcpu: 3}}\n{high}"))).failed == ()
     full(scene)
     result = scene.apply(scene.plan(policies(f"cpus: {{irq: 0, vcpu: 3}}\n{low}")))
     assert {a.target.guest for a, _ in result.failed} == {HOST_REF}
     (vcpu,) = [t for t in guest(scene, "vr1").threads if t.sched != Sched()]
-    assert vcpu.sched.priority == 10
+    assert (vcpu.sched.cls.value, vcpu.sched.priority) == (cls, priority)
