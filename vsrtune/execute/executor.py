@@ -299,7 +299,7 @@ def _restore_round(
         if entry is None or entry.state == "intent":
             continue
         try:
-            check(target, tally.failed)
+            check(target, tally.failed, ops)
             _restore(entry, action, ops, journal, tally)
         except VanishedError:
             _vanished(target, ops, journal, tally)
@@ -475,7 +475,7 @@ def _roll_back(
         back = Action(action.target, action.after, action.before, f"rolled back: {action.reason}")
         try:
             check_busy(action.target, tally.failed)
-            check(action.target, tally.failed[first:])
+            check(action.target, tally.failed[first:], ops)
             _change(back, ops, journal, back=True, others=action.target in named)
         except VanishedError:
             _vanished(action.target, ops, journal, tally)

@@ -16,6 +16,7 @@ from vsrtune.core.errors import (
     Lasting,
     LateError,
     UntriedError,
+    VanishedError,
     VsrtuneError,
     WriteError,
 )
@@ -31,6 +32,7 @@ from vsrtune.model.targets import (
     Target,
     ThreadAffinity,
     ThreadCgroup,
+    ThreadlessTarget,
     ThreadSched,
     Value,
     VcpuPin,
@@ -41,11 +43,11 @@ from vsrtune.plan.phases import lowers, moves_work
 Failed = Iterable[tuple[Action, VsrtuneError]]
 
 
-def check(target: Target, failed: Failed) -> None:
+def check(target: Target, failed: Failed, ops: LiveSysOps) -> None:
     """Raise WriteError when the target has to wait for one of ``failed``, BusyError when libvirt
     would only keep it waiting (``check_busy``)."""
     failed = tuple(failed)
-    obstacle = _blocked(target, failed)
+    obstacle = _blocked(target, failed, ops)
     if obstacle is not None:
         raise WriteError(
             f"waits for {obstacle}, which could not be put back",
@@ -136,29 +138,50 @@ def _is(error: VsrtuneError, kind: type[VsrtuneError]) -> bool:
     return isinstance(error, kind) or isinstance(error.__cause__, kind)
 
 
-def _blocked(target: Target, failed: Failed) -> Target | None:
-    """The failed target of its guest for which ``target`` has to wait: a worker goes back into
-    the emulator's cgroup only after that is wide again, and a cgroup is removed only after its
-    threads have left."""
+def _blocked(target: Target, failed: Failed, ops: LiveSysOps) -> Target | None:
+    """The failed target for which ``target`` has to wait: a thread that is still realtime or
+    DEADLINE keeps what it relies on (``_keeps``), a partition the lists of its CPUs, a worker goes
+    back into the emulator's cgroup only after that is wide again, and a cgroup is removed only
+    after its threads have left."""
     for action, _ in failed:
         other = action.target
-        if other.guest != target.guest:
+        waits = False
+        if isinstance(other, ThreadSched):
+            waits = _keeps(other, target, ops)
+        elif isinstance(other, Partition) and isinstance(target, CpusetFile):
+            waits = f"{other.path}/".startswith(f"{target.path}/")
+        elif other.guest != target.guest:
             continue
-        if isinstance(target, ThreadCgroup) and isinstance(other, EmulatorPin):
-            return other
-        # A thread that is still DEADLINE keeps its root domain.
-        left = action.before
-        still = isinstance(left, Sched) and left.cls is SchedClass.DEADLINE
-        if (
-            still
-            and isinstance(other, ThreadSched)
-            and isinstance(target, ThreadCgroup | ThreadAffinity | VcpuPin | CpusetFile | Partition)
-        ):
-            return other
-        if (
-            isinstance(target, CgroupDir)
-            and isinstance(other, ThreadCgroup)
-            and target.path in (action.before, action.after)
-        ):
+        elif isinstance(other, EmulatorPin):
+            waits = isinstance(target, ThreadCgroup)
+        elif isinstance(other, ThreadCgroup) and isinstance(target, CgroupDir):
+            waits = target.path in (action.before, action.after)
+        if waits:
             return other
     return None
+
+
+def _keeps(thread: ThreadSched, target: Target, ops: LiveSysOps) -> bool:
+    """Whether a thread whose class could not be taken back needs ``target`` as it is. One that is
+    realtime keeps its CPUs, and the host's interrupts, lists and threads stay as they are planned
+    around it. A DEADLINE thread keeps its root domain, that is, everything of its guest too. A
+    thread that is gone, or has no such class any more, keeps nothing."""
+    of_host = target.guest == HOST_REF
+    if of_host:
+        concerns = thread.guest != HOST_REF
+    else:
+        concerns = thread.guest == target.guest and isinstance(
+            target, ThreadCgroup | ThreadAffinity | VcpuPin | CpusetFile | Partition
+        )
+    if not concerns:
+        return False
+    try:
+        now = ops.read(thread)
+    except VanishedError:
+        return False
+    own = not isinstance(target, ThreadlessTarget) and target.thread == thread.thread
+    return urgent(now) if of_host or own else _is_deadline(now)
+
+
+def _is_deadline(sched: Value) -> bool:
+    return isinstance(sched, Sched) and sched.cls is SchedClass.DEADLINE

@@ -203,6 +203,58 @@ def test_every_failing_write_is_rolled_back(
         assert "miscounted" not in broken.state, n
 
 
+def test_a_thread_that_stays_deadline_keeps_its_root_domain(
+    case: tuple[FakeKernel, Plan], tmp_path: Path
+) -> None:
+    """Its guest's part of it, and the host's: a slice, and what is above the partitions."""
+    host, plan = case
+    before = visible(host)
+
+    def refuse(what: str) -> None:
+        if what.startswith("sched 1020 "):
+            raise OSError(1, "Operation not permitted")
+
+    with open_journal(tmp_path) as journal:
+        apply(plan, host.ops(), journal)
+        tuned = visible(host)
+        host.ahead = refuse
+        result = undo(host.ops(), journal)
+        assert host.sched_attr(1010) == Sched()
+        assert visible(host)["cgroups"] == tuned["cgroups"]
+        assert "miscounted" not in host.state
+        assert {a.target for a, _ in result.failed} == {e.target for e in journal.entries()}
+        host.ahead = lambda _what: None
+        again = undo(host.ops(), journal)
+        assert (again.failed, again.left, journal.entries()) == ((), (), ())
+    assert visible(host) == before
+    assert "miscounted" not in host.state
+
+
+def test_a_partition_that_stays_keeps_the_lists_of_its_cpus(
+    case: tuple[FakeKernel, Plan], tmp_path: Path
+) -> None:
+    host, plan = case
+    before = visible(host)
+
+    def refuse(what: str) -> None:
+        if what.endswith("cpuset.cpus.partition member"):
+            raise OSError(5, "I/O error")
+
+    with open_journal(tmp_path) as journal:
+        apply(plan, host.ops(), journal)
+        lists = {c: (v["cpus"], v.get("exclusive")) for c, v in host.state["cgroups"].items()}
+        host.ahead = refuse
+        undo(host.ops(), journal)
+        for path, cgroup in host.state["cgroups"].items():
+            if cgroup.get("partition") == "root":
+                for above in upwards(path):
+                    now = host.state["cgroups"][above]
+                    assert (now["cpus"], now.get("exclusive")) == lists[above], above
+        host.ahead = lambda _what: None
+        assert undo(host.ops(), journal).failed == ()
+    assert visible(host) == before
+
+
 class _KilledError(BaseException):
     """Stands for the end of the process."""
 

@@ -41,6 +41,7 @@ from vsrtune.plan.interrupts import refused
 SIDES = ("ahead", "behind")
 STRIDE = 1 if os.environ.get("LAB_STRIDE") == "1" else 3
 # What belongs to whom on the fake host.
+PARTS = ("threads", "devices", "irqs")
 PIDS = {"vr1": 1000, "qemu:vr2": 2000, HOST_REF: 0}
 
 
@@ -224,6 +225,72 @@ def test_a_write_that_fails_for_good_leaves_what_undo_can_finish(
             assert undo(broken.ops(), journal).failed == ()
             assert journal.entries() == ()
         assert broken.visible() == before, n
+
+
+def without_rights(*tids: int) -> Callable[[str], None]:
+    """The classes of these threads cannot be set: CAP_SYS_NICE is missing."""
+
+    def refuse(what: str) -> None:
+        if what.startswith(tuple(f"sched {tid} " for tid in tids)):
+            raise OSError(1, "Operation not permitted")
+
+    return refuse
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_thread_that_stays_realtime_keeps_its_cpus_and_the_interrupts_away(
+    host: FakeKernel, tmp_path: Path
+) -> None:
+    """Undo unpinned it, and had the host's interrupts return to where it ran."""
+    before = host.visible()
+    with open_journal(tmp_path) as journal:
+        apply(make_plan(host), host.ops(), journal)
+        tuned = host.visible()
+        host.ahead = without_rights(1011, 1021)
+        result = undo(host.ops(), journal)
+        now = host.visible()
+        for tid in ("1011", "1021"):
+            assert now["threads"][tid] == tuned["threads"][tid]
+        assert (now["irqs"], now["devices"]["eth0"]) == (tuned["irqs"], tuned["devices"]["eth0"])
+        for tid in ("1000", "1010", "1020", "2010"):
+            assert now["threads"][tid] == before["threads"][tid], "the others are put back"
+        failed = {a.target: str(error) for a, error in result.failed}
+        assert failed.keys() == {e.target for e in journal.entries()}
+        assert sum("sched_setattr" in text for text in failed.values()) == 2
+        waits = [text for text in failed.values() if "sched_setattr" not in text]
+        assert all("waits for vr1: " in w and "undo again once that is solved" in w for w in waits)
+        host.ahead = lambda _what: None
+        assert undo(host.ops(), journal).failed == ()
+    assert host.visible() == before
+
+
+@pytest.mark.parametrize("gone", [True, False])
+@pytest.mark.usefixtures("quick")
+def test_nothing_waits_for_a_thread_that_is_gone_or_somebody_elses(
+    host: FakeKernel, tmp_path: Path, gone: bool
+) -> None:
+    """Its class could not be taken back, and then it ended, or got a class by another program."""
+    before = host.visible()
+    with open_journal(tmp_path) as journal:
+        apply(make_plan(host), host.ops(), journal)
+        host.ahead = without_rights(1011)
+        if gone:
+            # Right after its own failure, as the next thread leaves its class.
+            host.behind = lambda what: (
+                host.end_thread(1011) if what.startswith("sched 1010 ") else None
+            )
+        else:
+            assert undo(host.ops(), journal).failed != ()
+            host.state["threads"]["1011"]["sched"] |= {"priority": 50}
+        failed = {a.target.kind for a, _ in undo(host.ops(), journal).failed}
+        assert failed == ({"thread-sched"} if gone else set())
+        host.behind = lambda _what: None
+        assert undo(host.ops(), journal).failed == ()
+        assert journal.entries() == ()
+    now = host.visible()
+    for seen in (before, now):
+        seen["threads"].pop("1011", None)
+    assert [now[k] for k in PARTS] == [before[k] for k in PARTS]
 
 
 @pytest.mark.parametrize("name", ["online", "cpuset.cpus.effective"])
