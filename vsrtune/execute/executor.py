@@ -136,6 +136,11 @@ def apply(plan: Plan, ops: LiveSysOps, journal: Journal, unmoved: Target | None 
     with and that is not tried, after a failure. On a disk without room for the plan, the part
     that relieves the host is carried out, and the rest has failed (``relieving``). Raises
     JournalError only; see the module's docstring."""
+    with journal.one_pass():
+        return _apply(plan, ops, journal, unmoved)
+
+
+def _apply(plan: Plan, ops: LiveSysOps, journal: Journal, unmoved: Target | None) -> Result:
     tally, beyond = _Tally(), _Tally()
     try:
         journal.reserve(plan.actions)
@@ -190,6 +195,7 @@ def apply(plan: Plan, ops: LiveSysOps, journal: Journal, unmoved: Target | None 
             if action.enforced:
                 original = action.after if entry is None else entry.original
                 named.add(target)
+            journal.ensure(action)
             _change(action, ops, journal, original)
         except VanishedError:
             _vanished(target, ops, journal, tally)

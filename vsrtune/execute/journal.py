@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -91,6 +91,7 @@ class Journal(Closing):
         # The space that undo needs, by target and in all.
         self._rooms: dict[Target, int] = {}
         self._undo_space = 0
+        self._in_pass = False
 
     @classmethod
     def open(cls, path: Path, boot_id: str) -> Journal:
@@ -188,6 +189,27 @@ class Journal(Closing):
         if self._log.broken:
             self._log.rewrite(self._fold, self._undo_space + _SLACK)
 
+    def ensure(self, action: Action) -> None:
+        """Before the first write of a target in a pass: claim what this one takes beyond what
+        ``reserve`` knew of. The host's value may have masks of threads, which no plan has. Raises
+        JournalError when undo of all would not fit any more."""
+        need = _room(action) * (1 + _writes_back(action.after)) + self._undo_space
+        if action.target not in self._fold.live and need > self._log.room:
+            self._log.claim(need + _SLACK)
+
+    @contextlib.contextmanager
+    def one_pass(self) -> Iterator[None]:
+        """Keep what is claimed until the end of a pass, also while no entry is live: a pass may
+        release all that there is before it tunes, or its first write may fail. At the end, claim
+        what undo of the rest needs by now, if the disk has it."""
+        self._in_pass = True
+        try:
+            yield
+        finally:
+            self._in_pass = False
+            self._claim_undo()
+            self._compact_if_grown()
+
     def close(self) -> None:
         """Release the lock. The entries stay in the file."""
         self._log.close()
@@ -211,9 +233,7 @@ class Journal(Closing):
         for target in fold.live:
             self._reckon(target)
         # Another version may have claimed less, and the cut of a torn end gives all of it back.
-        with contextlib.suppress(JournalError):
-            if fold.live:
-                self._log.claim(self._undo_space + _SLACK)
+        self._claim_undo()
         # The file is as old as its last record. If the clock was set back, the wait is all of
         # the lag, and no longer.
         self.budgets_end = time.monotonic() + fold.lag - self._log.age()
@@ -271,7 +291,15 @@ class Journal(Closing):
         self._check_version()
         self._log.append(record)
 
+    def _claim_undo(self) -> None:
+        with contextlib.suppress(JournalError):
+            if self._fold.live:
+                self._log.claim(self._undo_space + _SLACK)
+
     def _compact_if_grown(self) -> None:
+        # A file of nothing is written without room.
+        if self._in_pass and not self._fold.live:
+            return
         self._log.compact_if_grown(self._fold, self._undo_space + _SLACK)
 
 

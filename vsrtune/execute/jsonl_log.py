@@ -167,6 +167,11 @@ class JsonlLog(Closing):
             raise self.unwritable(error) from error
         self._size += len(data)
 
+    @property
+    def room(self) -> int:
+        """How many bytes are claimed behind the last record."""
+        return max(0, self._claimed - self._size)
+
     def claim(self, length: int) -> None:
         """Claim disk space for the next ``length`` bytes. File systems that cannot reserve space
         are accepted."""
@@ -198,7 +203,7 @@ class JsonlLog(Closing):
         data = b"".join(map(line, records.compacted()))
         data = self._header + data if data else data
         # A pass in progress goes on with as much room as it had.
-        room = max(room, self._claimed - self._size) if records.live else 0
+        room = max(room, self.room) if records.live else 0
         try:
             replace_file(self.path, data, 0o600, room)
         except OSError as error:

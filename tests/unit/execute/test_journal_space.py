@@ -8,7 +8,16 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from fake_kernel import BOOT, KERNELS, FakeKernel, key, make_host, make_plan, releases
+from fake_kernel import (
+    BOOT,
+    KERNELS,
+    FakeKernel,
+    failing_at,
+    key,
+    make_host,
+    make_plan,
+    releases,
+)
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import JournalError
@@ -19,7 +28,14 @@ from vsrtune.host import state_files
 from vsrtune.model.guest import Sched, SchedClass, ThreadKey
 from vsrtune.model.journal_records import undo_order
 from vsrtune.model.plan import Action, Plan
-from vsrtune.model.targets import HOST_REF, ThreadAffinity, ThreadSched, TxQueueLen
+from vsrtune.model.targets import (
+    HOST_REF,
+    CpusetFile,
+    CpusetList,
+    ThreadAffinity,
+    ThreadSched,
+    TxQueueLen,
+)
 
 QUEUE = TxQueueLen("vr1", "macvtap1", 1)
 
@@ -162,6 +178,102 @@ def test_an_adopted_journal_has_room_to_undo_all(path: Path, fills_up: Callable[
         fills_up()
         undo_all(journal)
         assert journal.entries() == ()
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("full_at", [0, 6])
+def test_a_first_write_that_is_refused_costs_the_pass_no_room(
+    path: Path, fills_up: Callable[[], None], kernel: str, full_at: int
+) -> None:
+    """It is the only entry and is taken back; the file became an empty one, with nothing claimed.
+    The disk fills up after the pass, or at its nth write."""
+    host = make_host(kernel)
+    plan = make_plan(host)
+    host.state["irqs"]["41"]["managed"] = True
+    before = host.visible()
+    full = failing_at(full_at, KeyError)
+
+    def behind(what: str) -> None:
+        try:
+            full(what)
+        except KeyError:
+            fills_up()
+
+    host.behind = behind
+    with Journal.open(path, BOOT) as journal:
+        result = apply(plan, host.ops(), journal)
+        assert (result.failed, len(result.fixed)) == ((), 1)
+        fills_up()
+        assert undo(host.ops(), journal).failed == ()
+        assert journal.entries() == ()
+    assert host.visible() == before
+
+
+def test_a_pass_that_releases_all_before_it_tunes_has_room(
+    path: Path, fills_up: Callable[[], None]
+) -> None:
+    """The policy names another guest now."""
+    host = make_host("6.12")
+    before = host.visible()
+    plan = make_plan(host)
+    first = [a for a in plan.actions if a.target.guest == "qemu:vr2"]
+    second = [a for a in plan.actions if a.target.guest != "qemu:vr2"]
+    with Journal.open(path, BOOT) as journal:
+        apply(Plan(tuple(first)), host.ops(), journal)
+        result = apply(Plan((*releases(journal).actions, *second)), host.ops(), journal)
+        assert result.failed == ()
+        fills_up()
+        assert undo(host.ops(), journal).failed == ()
+        assert journal.entries() == ()
+    assert host.visible() == before
+
+
+def test_an_emptied_journal_holds_no_space(path: Path) -> None:
+    host = make_host("6.12")
+    with Journal.open(path, BOOT) as journal:
+        apply(make_plan(host), host.ops(), journal)
+        assert apply(releases(journal), host.ops(), journal).failed == ()
+        assert (path.stat().st_size, path.stat().st_blocks) == (0, 0)
+
+
+def crowded(count: int) -> tuple[FakeKernel, Plan]:
+    """A slice with so many threads that have masks of their own, of which no plan knows, and its
+    new list."""
+    host = make_host("6.1")
+    for tid in range(5000, 5000 + count):
+        host.state["threads"][str(tid)] = host.state["threads"]["1002"] | {"pid": tid}
+    target = CpusetFile(HOST_REF, "machine.slice", "cpuset.cpus")
+    plan = Plan((Action(target, CpusetList(""), CpusetList("1-2"), "keep off"),))
+    return host, plan
+
+
+def test_masks_that_the_host_has_and_no_plan_have_room_to_be_undone(
+    path: Path, fills_up: Callable[[], None]
+) -> None:
+    host, plan = crowded(300)
+    with Journal.open(path, BOOT) as journal:
+        assert apply(plan, host.ops(), journal).failed == ()
+        fills_up()
+        assert undo(host.ops(), journal).failed == ()
+        assert journal.entries() == ()
+    assert {host.mask(tid) for tid in range(5000, 5300)} == {"2"}
+
+
+def test_masks_for_which_there_is_no_room_are_not_lost(
+    path: Path, fills_up: Callable[[], None]
+) -> None:
+    """Nor is room that undo of what was set before needs."""
+    host, plan = crowded(300)
+    before = host.visible()
+    queue = Action(TxQueueLen("vr1", "macvtap0", 7), 500, 100, "policy")
+    host.behind = lambda _what: fills_up()
+    with Journal.open(path, BOOT) as journal:
+        with pytest.raises(JournalError, match="No space left"):
+            apply(Plan((queue, *plan.actions)), host.ops(), journal)
+        assert [e.target for e in journal.entries()] == [queue.target]
+        assert undo(host.ops(), journal).failed == ()
+        assert journal.entries() == ()
+    assert host.visible() == before
 
 
 def lowered(host: FakeKernel, *tids: int, to: Sched) -> Plan:

@@ -44,6 +44,7 @@ class Records:
     """The journal's log in memory; ``JsonlLog`` as far as Journal needs it."""
 
     path = Path("journal in memory")
+    room = 1 << 30
 
     def __init__(self) -> None:
         self.lines: list[str] = []
