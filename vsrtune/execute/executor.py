@@ -269,9 +269,9 @@ def undo(ops: LiveSysOps, journal: Journal) -> Result:
 def _release(plan: Plan, ops: LiveSysOps, journal: Journal, tally: _Tally) -> None:
     """Carry out the releases of a plan, and forget what it disowns."""
     for target in plan.disowned:
-        entry = journal.entry(target)
+        entry = _finished(target, journal)
         try:
-            if entry is not None and entry.state == "done":
+            if entry is not None:
                 _disown(entry, ops, journal, tally)
         except VanishedError:
             _vanished(target, ops, journal, tally)
@@ -289,11 +289,20 @@ def _release(plan: Plan, ops: LiveSysOps, journal: Journal, tally: _Tally) -> No
 def _restore_all(back: Sequence[Action], ops: LiveSysOps, journal: Journal, tally: _Tally) -> None:
     """Carry out inverse actions of live entries, in this order."""
     _restore_round(back, ops, journal, tally)
-    # The kernel may refuse a CPU list while the lists beside it are not restored yet.
-    lists: set[Target] = {a.target for a, _ in tally.failed if isinstance(a.target, CpusetFile)}
-    if lists:
-        tally.failed = [f for f in tally.failed if f[0].target not in lists]
-        _restore_round([a for a in back if a.target in lists], ops, journal, tally)
+    # The kernel may refuse a CPU list while the lists beside it are not restored yet. An unfinished
+    # write was not tried here: its failure stays.
+    lists = {a.target for a, _ in tally.failed if isinstance(a.target, CpusetFile)}
+    again = [a for a in back if a.target in lists and _finished(a.target, journal)]
+    if again:
+        tried = {a.target for a in again}
+        tally.failed = [f for f in tally.failed if f[0].target not in tried]
+        _restore_round(again, ops, journal, tally)
+
+
+def _finished(target: Target, journal: Journal) -> Entry | None:
+    """The entry of a target, unless a write of it is unfinished."""
+    entry = journal.entry(target)
+    return entry if entry is not None and entry.state == "done" else None
 
 
 def _restore_round(
@@ -301,8 +310,8 @@ def _restore_round(
 ) -> None:
     for action in back:
         target = action.target
-        entry = journal.entry(target)
-        if entry is None or entry.state == "intent":
+        entry = _finished(target, journal)
+        if entry is None:
             continue
         try:
             check(target, tally.failed, ops)

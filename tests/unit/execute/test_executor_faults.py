@@ -21,6 +21,7 @@ import pytest
 from fake_kernel import (
     BOOT,
     KERNELS,
+    LIBVIRT,
     FakeKernel,
     Killed,
     failing_at,
@@ -34,8 +35,8 @@ from vsrtune.core.errors import JournalError
 from vsrtune.execute.executor import apply, recover, undo
 from vsrtune.execute.journal import Journal
 from vsrtune.model.guest import Sched, SchedClass
-from vsrtune.model.plan import Plan
-from vsrtune.model.targets import HOST_REF, TxQueueLen
+from vsrtune.model.plan import Action, Plan
+from vsrtune.model.targets import HOST_REF, CpusetFile, CpusetList, TxQueueLen
 from vsrtune.plan.interrupts import refused
 
 SIDES = ("ahead", "behind")
@@ -314,6 +315,41 @@ def test_an_undo_that_cannot_read_which_cpus_there_are_says_so_and_goes_on(
         assert result.done
         host.read = real  # type: ignore[method-assign]
         assert undo(host.ops(), journal).failed == ()
+    assert host.visible() == before
+
+
+@pytest.mark.parametrize("killed", [True, False])
+@pytest.mark.usefixtures("quick")
+def test_an_unfinished_list_that_is_refused_is_told_and_put_back_later(
+    host: FakeKernel, tmp_path: Path, killed: bool
+) -> None:
+    """Of a daemon that was killed, or a write that could not be taken back. Lists are tried twice
+    in an undo, and this one was taken out of the failures without being tried."""
+    before = host.visible()
+    target = CpusetFile("vr1", f"{LIBVIRT}/vcpu1", "cpuset.cpus")
+    plan = Plan((Action(target, host.ops().read(target), CpusetList("2"), "test"),))
+
+    def busy(_what: str) -> None:
+        raise OSError(16, "Device or resource busy")
+
+    with open_journal(tmp_path) as journal:
+        if killed:
+            host.behind = failing_at(1, Killed)
+            with pytest.raises(Killed):
+                apply(plan, host.ops(), journal)
+            host.behind = lambda _what: None
+        else:
+            host.behind = failing_at(1, lambda: OSError(16, "busy"))
+            host.ahead = failing_at(2, lambda: OSError(16, "busy"))
+            assert apply(plan, host.ops(), journal).failed != ()
+    host.ahead = busy
+    with open_journal(tmp_path) as journal:
+        for result in (undo(host.ops(), journal), apply(releases(journal), host.ops(), journal)):
+            assert [a.target for a, _ in result.failed] == [target]
+            assert [e.target for e in journal.entries()] == [target]
+        host.ahead = lambda _what: None
+        assert undo(host.ops(), journal).failed == ()
+        assert journal.entries() == ()
     assert host.visible() == before
 
 
