@@ -34,6 +34,15 @@ def exactly(wanted: Value, now: Value, ops: LiveSysOps) -> bool:
     return False
 
 
+def unchanged(wanted: Value, now: Value, ops: LiveSysOps) -> bool:
+    """Whether the host has ``wanted`` itself, so that nothing is to be written to restore it. What
+    a write of it may show as well (``exactly``) may be another value: RPS and interrupts have
+    offline CPUs, and a time slice that was written may lie within the rounding of the original."""
+    if isinstance(wanted, CpuSet | Pin | TimeSlice):
+        return wanted == now
+    return exactly(wanted, now, ops)
+
+
 def cut(wanted: Value, now: Value, ops: LiveSysOps) -> bool:
     """Whether ``now`` is what partitions leave of ``wanted``: the mask of a thread without the
     CPUs that they hold, and no CPU less. From 6.2 on the kernel keeps the mask that was asked for,

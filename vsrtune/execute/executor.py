@@ -38,6 +38,7 @@ from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import (
     FixedError,
     JournalError,
@@ -48,7 +49,7 @@ from vsrtune.core.errors import (
     VsrtuneError,
     WriteError,
 )
-from vsrtune.execute.comparison import between, cut, exactly, still_applied
+from vsrtune.execute.comparison import between, cut, exactly, still_applied, unchanged
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
 from vsrtune.execute.moved_masks import adopt_masks, affinity_of, disjoint, follow, masks_kept
@@ -387,7 +388,7 @@ def _take_back(
 ) -> None:
     """Write ``before`` back after a failed write: some of its steps may be on the host."""
     try:
-        if not exactly(action.before, ops.read(action.target), ops):
+        if not unchanged(action.before, ops.read(action.target), ops):
             ops.write(action.target, action.before)
             _read_back(action.target, action.before, ops, back=True)
         journal.revert(action.target)
@@ -510,13 +511,18 @@ def _restore(entry: Entry, back: Action, ops: LiveSysOps, journal: Journal, tall
             hint="plan again",
             lasting=Lasting.TRANSIENT,
         )
-    if exactly(entry.original, now, ops):
+    if unchanged(entry.original, now, ops):
         journal.drop(entry.target, "the original is on the host")
         if back.release:
             tally.done.append(back)
     elif still_applied(entry.written, now, ops):
         change = replace(back, before=entry.written, release=False)
         _change(change, ops, journal, back=True)
+        tally.done.append(back)
+    elif isinstance(now, CpuSet | Pin) and exactly(entry.original, now, ops):
+        # The kernel gave it all CPUs when its own went offline. The original may name others too.
+        change = replace(back, before=now, release=False)
+        _change(change, ops, journal, entry.original, back=True)
         tally.done.append(back)
     else:
         written = entry.written

@@ -674,6 +674,96 @@ def test_an_offline_cpu_does_not_make_a_value_foreign(host: FakeKernel, journal:
     assert host.visible() == before
 
 
+NEARLY: list[tuple[Target, Value, Value]] = [
+    (QueueCpus(HOST_REF, "eth0", 2, "rx-0"), CpuSet(), CpuSet([3])),
+    (QueueCpus(HOST_REF, "eth0", 2, "tx-0"), CpuSet([1, 2, 3]), CpuSet([1, 2])),
+    (IrqAffinity(HOST_REF, 42, "eth0-tx-0"), CpuSet([2]), CpuSet([2, 3])),
+    (RrTimeslice(HOST_REF), TimeSlice(4), TimeSlice(10)),
+    (RrTimeslice(HOST_REF), TimeSlice(100), TimeSlice(105)),
+]
+
+
+@pytest.mark.parametrize("released", [True, False])
+@pytest.mark.parametrize(("target", "original", "written"), NEARLY)
+def test_what_differs_from_the_original_is_written(
+    host: FakeKernel,
+    journal: Journal,
+    target: Target,
+    original: Value,
+    written: Value,
+    released: bool,
+) -> None:
+    """By an offline CPU alone, or by less than the kernel may round. It was taken for the original,
+    and the entry was forgotten."""
+    if isinstance(original, TimeSlice):
+        host.state["rr_timeslice"] = original.ms
+    before = host.visible()
+    assert apply(Plan((Action(target, original, written, "t"),)), host.ops(), journal).failed == ()
+    host.state["online"] = "0-2"
+    back = apply(releases(journal), host.ops(), journal) if released else undo(host.ops(), journal)
+    assert [a.target for a in back.done] == [target]
+    assert journal.entries() == ()
+    host.state["online"] = "0-3"
+    assert host.visible() == before
+
+
+def test_a_rounded_original_is_written_once(host: FakeKernel, journal: Journal) -> None:
+    """The kernel shows another value than was written (CONFIG_HZ=100), and another tick than
+    before: nothing is tried again and again."""
+    host.state["rr_timeslice"] = 4
+    target = RrTimeslice(HOST_REF)
+    plan = Plan((Action(target, TimeSlice(4), TimeSlice(8), "t"),))
+    assert apply(plan, host.ops(), journal).failed == ()
+    host.log.clear()
+
+    def rounds(_what: str) -> None:
+        host.state["rr_timeslice"] = -(-host.state["rr_timeslice"] // 10) * 10
+
+    host.behind = rounds
+    result = undo(host.ops(), journal)
+    assert (result.failed, len(host.log), journal.entries()) == ((), 1, ())
+
+
+def test_a_slice_that_somebody_set_near_the_original_is_left(
+    host: FakeKernel, journal: Journal
+) -> None:
+    host.state["rr_timeslice"] = 4
+    target = RrTimeslice(HOST_REF)
+    apply(Plan((Action(target, TimeSlice(4), TimeSlice(20), "t"),)), host.ops(), journal)
+    host.state["rr_timeslice"] = 5
+    (left,) = undo(host.ops(), journal).left
+    assert (left.current, left.original) == (TimeSlice(5), TimeSlice(4))
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_an_interrupt_that_the_kernel_moved_gets_its_original_back(
+    host: FakeKernel, journal: Journal, fails: bool
+) -> None:
+    """Its CPU went offline, and it is served on all others."""
+    target = IrqAffinity(HOST_REF, 41, "eth0-rx-0")
+    plan = Plan((Action(target, CpuSet(range(4)), CpuSet([3]), "policy"),))
+    assert apply(plan, host.ops(), journal).failed == ()
+    (entry,) = journal.entries()
+    host.state["online"] = "0-2"
+    host.state["irqs"]["41"]["mask"] = "0-2"
+    if fails:
+        host.ahead = failing_at(1, lambda: OSError(16, "busy"))
+        assert len(undo(host.ops(), journal).failed) == 1
+        assert journal.entries() == (entry,)
+    assert undo(host.ops(), journal).failed == ()
+    assert (host.state["irqs"]["41"]["mask"], journal.entries()) == ("0-3", ())
+
+
+def test_a_failed_write_leaves_no_value_near_the_one_before(
+    host: FakeKernel, journal: Journal
+) -> None:
+    host.state["rr_timeslice"] = 4
+    host.behind = failing_at(1, lambda: OSError(5, "I/O error"))
+    plan = Plan((Action(RrTimeslice(HOST_REF), TimeSlice(4), TimeSlice(10), "t"),))
+    assert apply(plan, host.ops(), journal).rolled_back
+    assert (host.state["rr_timeslice"], journal.entries()) == (4, ())
+
+
 def test_a_pin_by_hand_to_the_same_cpus_is_still_taken_back(
     host: FakeKernel, journal: Journal
 ) -> None:
