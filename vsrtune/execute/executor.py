@@ -49,18 +49,11 @@ from vsrtune.core.errors import (
     VsrtuneError,
     WriteError,
 )
+from vsrtune.execute import waits
 from vsrtune.execute.comparison import between, cut, exactly, still_applied, unchanged
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
 from vsrtune.execute.moved_masks import adopt_masks, affinity_of, disjoint, follow, masks_kept
-from vsrtune.execute.waits import (
-    check,
-    check_busy,
-    pins_urgent,
-    raises,
-    relieving,
-    starving,
-)
 from vsrtune.model.guest import TIMED, Guest, Sched
 from vsrtune.model.journal_records import Entry, ours, same_setting, undo_action, undo_order
 from vsrtune.model.plan import Action, Plan
@@ -68,7 +61,6 @@ from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import (
     HOST_REF,
     CgroupDir,
-    CpusetFile,
     Pin,
     RrTimeslice,
     Target,
@@ -156,7 +148,7 @@ def _apply(plan: Plan, ops: LiveSysOps, journal: Journal, unmoved: Target | None
     stuck = bool(tally.failed)
     # Targets for which the records alone would not tell what undo restores.
     named: set[Target] = set()
-    raised = {a.target.guest for a in plan.actions if raises(a)} - {HOST_REF}
+    raised = {a.target.guest for a in plan.actions if waits.raises(a)} - {HOST_REF}
     served = [a for a in plan.actions if moves_work(a.target)]
     if HOST_REF in passes:
         unmoved = _unmoved(served, tally)
@@ -170,9 +162,9 @@ def _apply(plan: Plan, ops: LiveSysOps, journal: Journal, unmoved: Target | None
             tally.skipped.append(action)
             continue
         try:
-            check_busy(target, tally.failed)
-            if unmoved and (own in raised or pins_urgent(target, ops)):
-                raise starving(target, unmoved)
+            waits.check_busy(target, tally.failed)
+            if unmoved and (own in raised or waits.pins_urgent(target, ops)):
+                raise waits.starving(target, unmoved)
             tally.left += _finish_interrupted(target, ops, journal)
             now = ops.read(target)
             changed = bool(done) or own in released or isinstance(target, CgroupDir)
@@ -207,7 +199,8 @@ def _apply(plan: Plan, ops: LiveSysOps, journal: Journal, unmoved: Target | None
         except WriteError as error:
             tally.failed.append((action, error))
             passes[own] = None
-            stuck |= not _roll_back(done, named, ops, journal, tally) or own in released
+            stays = () if own == HOST_REF else passes.get(HOST_REF) or ()
+            stuck |= not _roll_back(done, named, stays, ops, journal, tally) or own in released
             tally.done = [a for a in tally.done if a.release or _transaction(a.target) != own]
             tally.pending = [p for p in tally.pending if _transaction(p[0].target) != own]
             if own == HOST_REF:
@@ -223,7 +216,7 @@ def _apply(plan: Plan, ops: LiveSysOps, journal: Journal, unmoved: Target | None
 def _relief(plan: Plan, error: JournalError) -> tuple[Plan, _Tally]:
     """What of a plan the disk has room for (``relieving``), and what is beyond that. Raises
     ``error`` when there is no room for anything."""
-    some = relieving(plan.actions)
+    some = waits.relieving(plan.actions)
     if not some:
         raise error
     rest = [a for a in plan.actions if a not in some]
@@ -288,16 +281,14 @@ def _release(plan: Plan, ops: LiveSysOps, journal: Journal, tally: _Tally) -> No
 
 
 def _restore_all(back: Sequence[Action], ops: LiveSysOps, journal: Journal, tally: _Tally) -> None:
-    """Carry out inverse actions of live entries, in this order."""
+    """Carry out inverse actions of live entries, in this order, and once more what was put off."""
     _restore_round(back, ops, journal, tally)
-    # The kernel may refuse a CPU list while the lists beside it are not restored yet. An unfinished
-    # write was not tried here: its failure stays.
-    lists = {a.target for a, _ in tally.failed if isinstance(a.target, CpusetFile)}
-    again = [a for a in back if a.target in lists and _finished(a.target, journal)]
-    if again:
-        tried = {a.target for a in again}
-        tally.failed = [f for f in tally.failed if f[0].target not in tried]
-        _restore_round(again, ops, journal, tally)
+    late = waits.put_off(tally.failed)
+    # An unfinished write was not tried here: its failure stays.
+    again = [a for a in back if a.target in late and _finished(a.target, journal)]
+    late = {a.target for a in again}
+    tally.failed = [f for f in tally.failed if f[0].target not in late]
+    _restore_round(again, ops, journal, tally)
 
 
 def _finished(target: Target, journal: Journal) -> Entry | None:
@@ -315,7 +306,7 @@ def _restore_round(
         if entry is None:
             continue
         try:
-            check(target, tally.failed, ops)
+            waits.check(action, tally.failed, ops)
             _restore(entry, action, ops, journal, tally)
         except VanishedError:
             _vanished(target, ops, journal, tally)
@@ -480,18 +471,27 @@ def _vanished(target: Target, ops: LiveSysOps, journal: Journal, tally: _Tally) 
 
 
 def _roll_back(
-    done: list[Action], named: Collection[Target], ops: LiveSysOps, journal: Journal, tally: _Tally
+    done: Sequence[Action],
+    named: Collection[Target],
+    stays: Sequence[Action],
+    ops: LiveSysOps,
+    journal: Journal,
+    tally: _Tally,
 ) -> bool:
     """Take back a guest's actions of the pass, those of ``named`` to the values that others had
-    set. Returns whether all of them, and the action that failed, are back."""
+    set. Those of the host that it was made with are another transaction: they stay, and what would
+    be wrong within them waits. Returns whether all, and the action that failed, are back."""
     clean = not isinstance(tally.failed[-1][1], _StuckError)
     # Unless it is stuck, the failed action is taken back and obstructs nothing.
     first = len(tally.failed) - (0 if clean else 1)
     for action in reversed(done):
-        back = Action(action.target, action.after, action.before, f"rolled back: {action.reason}")
+        # A mask may have followed a move.
+        entry = _finished(action.target, journal)
+        now = action.after if entry is None else entry.written
+        back = Action(action.target, now, action.before, f"rolled back: {action.reason}")
         try:
-            check_busy(action.target, tally.failed)
-            check(action.target, tally.failed[first:], ops)
+            waits.check_busy(action.target, tally.failed)
+            waits.check(back, tally.failed[first:], ops, stays)
             _change(back, ops, journal, back=True, others=action.target in named)
         except VanishedError:
             _vanished(action.target, ops, journal, tally)
@@ -567,7 +567,7 @@ def _resolve_all(
             continue
         action = _unfinished(entry)
         try:
-            check_busy(entry.target, tally.failed)
+            waits.check_busy(entry.target, tally.failed)
             _resolve(entry, action, ops, journal, tally)
         except VanishedError:
             _vanished(entry.target, ops, journal, tally)

@@ -23,6 +23,7 @@ from vsrtune.core.errors import (
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.model.guest import TIMED, Sched, SchedClass, level
 from vsrtune.model.plan import Action
+from vsrtune.model.root_domains import is_partition
 from vsrtune.model.targets import (
     HOST_REF,
     CgroupDir,
@@ -43,19 +44,28 @@ from vsrtune.plan.phases import lowers, moves_work
 Failed = Iterable[tuple[Action, VsrtuneError]]
 
 
-def check(target: Target, failed: Failed, ops: LiveSysOps) -> None:
-    """Raise WriteError when the target has to wait for one of ``failed``, BusyError when libvirt
-    would only keep it waiting (``check_busy``)."""
+class BlockedError(WriteError):
+    """An inverse action that waits for another one."""
+
+
+def check(back: Action, failed: Failed, ops: LiveSysOps, stays: Iterable[Action] = ()) -> None:
+    """Raise BlockedError when the inverse action has to wait for one of ``failed``, or would take a
+    thread into a slice that ``stays`` as it is now; BusyError when libvirt would only keep it
+    waiting (``check_busy``)."""
     failed = tuple(failed)
-    obstacle = _blocked(target, failed, ops)
+    obstacle = _blocked(back, failed, ops)
+    why, hint = "which could not be put back", "undo again once that is solved"
+    if obstacle is None:
+        obstacle = next((a.target for a in stays if _confines(a.target, back)), None)
+        why, hint = "which stays for now", "`vsrtune undo` puts back both"
     if obstacle is not None:
-        raise WriteError(
-            f"waits for {obstacle}, which could not be put back",
-            where=str(target),
-            hint="undo again once that is solved",
+        raise BlockedError(
+            f"waits for {obstacle}, {why}",
+            where=str(back.target),
+            hint=hint,
             lasting=Lasting.TRANSIENT,
         )
-    check_busy(target, failed)
+    check_busy(back.target, failed)
 
 
 def check_busy(target: Target, failed: Failed) -> None:
@@ -133,32 +143,63 @@ def pins_urgent(target: Target, ops: LiveSysOps) -> bool:
     return urgent(ops.read(ThreadSched(target.guest, target.thread, "")))
 
 
+def put_off(failed: Failed) -> set[Target]:
+    """What of ``failed`` may succeed now: the kernel may have refused a CPU list while the lists
+    beside it were not restored, and what else failed may have failed because of it. libvirt is not
+    asked again while it is busy."""
+    failed = tuple(failed)
+    lists = (e for a, e in failed if isinstance(a.target, CpusetFile))
+    if all(isinstance(error, BlockedError) for error in lists):
+        return set()
+    return {a.target for a, error in failed if not _is(error, BusyError)}
+
+
 def _is(error: VsrtuneError, kind: type[VsrtuneError]) -> bool:
     """Whether that is the error, or the one that could not be taken back."""
     return isinstance(error, kind) or isinstance(error.__cause__, kind)
 
 
-def _blocked(target: Target, failed: Failed, ops: LiveSysOps) -> Target | None:
-    """The failed target for which ``target`` has to wait: a thread that is still realtime or
-    DEADLINE keeps what it relies on (``_keeps``), a partition the lists of its CPUs, a worker goes
-    back into the emulator's cgroup only after that is wide again, and a cgroup is removed only
-    after its threads have left."""
+def _blocked(back: Action, failed: Failed, ops: LiveSysOps) -> Target | None:
+    """The failed target for which ``back`` has to wait: a thread that is still realtime or DEADLINE
+    keeps what it relies on (``_keeps``), a partition the lists of its CPUs, a slice that is narrow
+    the threads outside (``_confines``). A worker goes back into the emulator's cgroup only after
+    that is wide again. While a thread is in a partition's cgroup, it keeps the CPUs of that, and
+    the cgroup its list; a cgroup is removed only after its threads have left."""
+    target = back.target
     for action, _ in failed:
         other = action.target
-        waits = False
+        waits = _confines(other, back)
         if isinstance(other, ThreadSched):
             waits = _keeps(other, target, ops)
         elif isinstance(other, Partition) and isinstance(target, CpusetFile):
             waits = f"{other.path}/".startswith(f"{target.path}/")
-        elif other.guest != target.guest:
-            continue
-        elif isinstance(other, EmulatorPin):
-            waits = isinstance(target, ThreadCgroup)
-        elif isinstance(other, ThreadCgroup) and isinstance(target, CgroupDir):
-            waits = target.path in (action.before, action.after)
+        elif isinstance(other, EmulatorPin) and isinstance(target, ThreadCgroup):
+            waits |= other.guest == target.guest
+        elif isinstance(other, ThreadCgroup):
+            waits = _holds(other, action, target)
         if waits:
             return other
     return None
+
+
+def _holds(thread: ThreadCgroup, move: Action, target: Target) -> bool:
+    """Whether ``target`` waits for a thread whose move back has failed."""
+    ends = (move.before, move.after)
+    if isinstance(target, CgroupDir | CpusetFile):
+        ours = isinstance(target, CgroupDir) or is_partition(target.path)
+        return ours and target.path in ends
+    own = isinstance(target, ThreadAffinity) and target.thread == thread.thread
+    return own and is_partition(str(move.before))
+
+
+def _confines(other: Target, back: Action) -> bool:
+    """Whether a move back would take a thread into a slice whose list or partition is ``other``. As
+    long as that is not put back, the slice has other CPUs than when the thread left it, and the
+    thread would lose its mask."""
+    if not isinstance(other, Partition | CpusetFile) or not isinstance(back.target, ThreadCgroup):
+        return False
+    leaves, enters = (f"{path}/".startswith(f"{other.path}/") for path in (back.before, back.after))
+    return other.guest == HOST_REF and enters and not leaves
 
 
 def _keeps(thread: ThreadSched, target: Target, ops: LiveSysOps) -> bool:

@@ -182,11 +182,19 @@ def test_applied_and_undone_exactly(case: tuple[FakeKernel, Plan], tmp_path: Pat
     assert "miscounted" not in host.state
 
 
+def with_mask(host: FakeKernel, mask: str) -> None:
+    """The worker's own mask, before vsrtune."""
+    host.state["threads"]["1020"] |= {"mask": mask, "user": mask}
+
+
+@pytest.mark.parametrize("mask", ["0-3", "1-3", "1"])
 @pytest.mark.parametrize("side", ["ahead", "behind"])
 def test_every_failing_write_is_rolled_back(
-    case: tuple[FakeKernel, Plan], tmp_path: Path, side: str
+    case: tuple[FakeKernel, Plan], tmp_path: Path, side: str, mask: str
 ) -> None:
     host, plan = case
+    with_mask(host, mask)
+    plan = plan_of(host, [(a.target, a.after) for a in plan.actions])
     before = visible(host)
     copy = host.clone()
     with open_journal(tmp_path / "count") as journal:
@@ -197,10 +205,101 @@ def test_every_failing_write_is_rolled_back(
         with open_journal(tmp_path / f"{n}") as journal:
             result = apply(plan, broken.ops(), journal)
             assert result.failed, n
-            assert undo(broken.ops(), journal).failed == (), n
+            undone = undo(broken.ops(), journal)
+            assert (undone.failed, undone.left) == ((), ()), n
         assert visible(broken) == before, n
         assert broken.state.get("leaked", 0) == 0, n
         assert "miscounted" not in broken.state, n
+
+
+@pytest.mark.parametrize("again", [True, False])
+@pytest.mark.parametrize("mask", ["0-3", "1-3", "1"])
+def test_no_mask_is_lost_in_a_slice_that_stays_a_root_domain(
+    tmp_path: Path, mask: str, again: bool
+) -> None:
+    """6.1: the guest fails, the host's part of the pass stays. The worker returned into a slice
+    with none of its CPUs, and what the kernel gave it there became its original."""
+    host = old()
+    with_mask(host, mask)
+    before = visible(host)
+    plan = old_plan(host)
+
+    def refuse(what: str) -> None:
+        if what.startswith("sched 1020 deadline"):
+            raise OSError(16, "Device or resource busy")
+
+    host.ahead = refuse
+    with open_journal(tmp_path) as journal:
+        result = apply(plan, host.ops(), journal)
+        assert not result.rolled_back
+        assert all(e.state == "done" for e in journal.entries())
+        worker = ThreadAffinity("vr1", key(host, 1020), "vhost")
+        entry = journal.entry(worker)
+        assert entry is not None
+        assert (str(entry.original), str(entry.written), host.mask(1020)) == (mask, "2", "2")
+        told = {a.target.kind: str(error) for a, error in result.failed}
+        assert told["thread-cgroup"].endswith(
+            "waits for host/: cgroup machine.slice cpuset.cpus, which stays for now; `vsrtune undo` "
+            "puts back both"
+        )
+        assert "waits for vr1: vhost (tid 1020) cgroup" in told["thread-affinity"]
+        host.ahead = lambda _what: None
+        if again:
+            rest = plan_of(host, [(a.target, a.after) for a in plan.actions])
+            rest = Plan(tuple(a for a in rest.actions if a.before != a.after))
+            assert apply(rest, host.ops(), journal).failed == ()
+            assert host.sched_attr(1020) == BUDGET
+        undone = undo(host.ops(), journal)
+        assert (undone.failed, undone.left, journal.entries()) == ((), (), ())
+    assert visible(host) == before
+    assert "miscounted" not in host.state
+
+
+def test_a_mask_that_followed_its_thread_is_no_original(tmp_path: Path) -> None:
+    """6.12: a partition cannot be taken back, so the worker that returns has other CPUs for now."""
+    host = tight()
+    before = visible(host)
+
+    def refuse(what: str) -> None:
+        if what.startswith("sched 1020 deadline") or what.endswith(
+            "cpus2/cpuset.cpus.partition member"
+        ):
+            raise OSError(12, "Cannot allocate memory")
+
+    host.ahead = refuse
+    with open_journal(tmp_path) as journal:
+        assert not apply(tight_plan(host), host.ops(), journal).rolled_back
+        worker = journal.entry(ThreadAffinity("vr1", key(host, 1020), "vhost"))
+        assert worker is None or worker.original == CpuSet(range(4))
+        host.ahead = lambda _what: None
+        undone = undo(host.ops(), journal)
+        assert (undone.failed, undone.left, journal.entries()) == ((), (), ())
+    assert visible(host) == before
+    assert host.state["threads"]["1020"]["user"] == "0-3"
+
+
+def test_a_slice_that_is_refused_at_first_loses_no_mask(tmp_path: Path) -> None:
+    """6.1: its list overlaps the partition beside it until that is gone (validate_change)."""
+    host = old()
+    host.state["cgroups"]["machine.slice"]["cpus"] = "0-3"
+    with_mask(host, "1-3")
+    before = host.visible()
+
+    def refuse(what: str) -> None:
+        beside = host.state["cgroups"].get(TOP, {}).get("partition") == "root"
+        if beside and what.endswith("machine.slice/cpuset.cpus 0-3"):
+            raise OSError(22, "Invalid argument")
+
+    with open_journal(tmp_path) as journal:
+        assert apply(old_plan(host), host.ops(), journal).failed == ()
+        host.ahead = refuse
+        undone = undo(host.ops(), journal)
+        assert (undone.failed, undone.left, journal.entries()) == ((), (), ())
+    for cgroup in (now := host.visible())["cgroups"].values():
+        if cgroup.get("partition") == "member":
+            del cgroup["partition"]
+    now.pop("leaked", None)
+    assert now == before
 
 
 def test_a_thread_that_stays_deadline_keeps_its_root_domain(

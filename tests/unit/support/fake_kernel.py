@@ -299,6 +299,8 @@ class FakeKernel:
             name = path.removeprefix("/sys/fs/cgroup/")
             if any(v["cgroup"] == name for v in self.state["threads"].values()):
                 raise OSError(errno.EBUSY, "busy")
+            if self.state["cgroups"].get(name, {}).get("partition") == "root":
+                self._set_partition(name, "member")  # cpuset_css_offline
             if self.state["cgroups"].pop(name, None) is None:
                 raise FileNotFoundError(errno.ENOENT, "no such cgroup")
 
