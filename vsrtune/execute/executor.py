@@ -61,6 +61,7 @@ from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import (
     HOST_REF,
     CgroupDir,
+    CpusetList,
     Pin,
     RrTimeslice,
     Target,
@@ -247,8 +248,7 @@ def undo(ops: LiveSysOps, journal: Journal) -> Result:
 
     Unfinished writes are resolved first, as in ``recover``. A value that is no longer the one
     that we wrote is left alone, reported and forgotten. An entry whose write fails is kept for
-    the next try, and entries of its guest that depend on it are not tried (``check``). Raises
-    JournalError only.
+    the next try, and what depends on it is not tried (``waits.check``). Raises JournalError only.
     """
     tally = _Tally()
     _resolve_all(reversed(journal.entries()), ops, journal, tally)
@@ -321,9 +321,9 @@ def recover(ops: LiveSysOps, journal: Journal) -> Result:
 
     * adopted when the host has ``after``: written once more, which completes hidden steps
       (``done``);
-    * forgotten when the host has ``before``, unless it is a pin;
-    * half-written when the host has a mixture of both, or ``before`` of a pin: ``before`` is
-      written again, or ``after`` if that is the original (the crash was in an undo) (``done``);
+    * forgotten when the host has ``before``, unless it is a pin or a CPU list;
+    * half-written when the host has a mixture of both, or ``before`` of a pin or list: ``before``
+      is written again, or ``after`` if that is the original (the crash was in an undo) (``done``);
     * otherwise somebody else's value: left alone and dropped (``left``).
 
     Raises JournalError only. An entry whose write fails stays unfinished (``failed``).
@@ -595,14 +595,17 @@ def _resolve(
         else:
             journal.done(target)
         tally.done.append(action)
-    elif not isinstance(before, Pin) and (exactly(before, now, ops) or cut(before, now, ops)):
-        # The write never happened. A pin, however, may have reached the threads beside it.
+    elif not isinstance(before, Pin | CpusetList) and (
+        exactly(before, now, ops) or cut(before, now, ops)
+    ):
+        # The write never happened. A pin or a list, however, may have reached threads: those beside
+        # it, or those below, whose masks are written last.
         journal.revert(target)
     elif before == after and disjoint(before, now):
         # The new cgroup has none of these CPUs.
         journal.revert(target)
         follow(action, now, ops, journal)
-    elif before == after or between(before, after, now, ops):
+    elif before == after or exactly(before, now, ops) or between(before, after, now, ops):
         if back:
             ops.write(target, after)
             _read_back(target, after, ops, back=True)

@@ -459,6 +459,43 @@ def test_an_invalid_partition_is_still_ours_to_take_back(tmp_path: Path) -> None
     assert after["cgroups"] == before["cgroups"]
 
 
+@pytest.mark.parametrize("path", ["machine.slice", "user.slice"])
+@pytest.mark.parametrize("forward", [True, False])
+def test_killed_between_a_list_and_the_masks_below_no_mask_is_lost(
+    tmp_path: Path, path: str, forward: bool
+) -> None:
+    """6.1: a failed write is taken back, or an undo writes the original: the text first, then the
+    masks. user.slice has threads of its own, so the kernel leaves it a list of all CPUs."""
+    host = old()
+    host.state["cgroups"]["user.slice"] = {"cpus": "", "type": "domain"}
+    host.state["threads"]["4000"] = {
+        **host.state["threads"]["2010"], "pid": 4000, "cgroup": "user.slice", "mask": "1", "user": "1",
+    }  # fmt: skip
+    before = visible(host)
+    file = f"{path}/{CPUS} "
+    plan = plan_of(host, [(CpusetFile(HOST_REF, path, CPUS), CpusetList("0-1"))])
+
+    def behind(what: str) -> None:
+        if forward and what.endswith(f"{file}0-1"):
+            raise OSError(5, "I/O error")
+        if what.endswith((file, f"{file}0-3")):
+            raise _KilledError
+
+    with open_journal(tmp_path) as journal, suppress(_KilledError):
+        if not forward:
+            assert apply(plan, host.ops(), journal).failed == ()
+        host.behind = behind
+        (apply(plan, host.ops(), journal) if forward else undo(host.ops(), journal))
+        raise AssertionError("not killed")
+    host.behind = lambda _what: None
+    assert visible(host) != before
+    with open_journal(tmp_path) as journal:
+        assert recover(host.ops(), journal).failed == ()
+        undone = undo(host.ops(), journal)
+        assert (undone.failed, undone.left, journal.entries()) == ((), (), ())
+    assert visible(host) == before
+
+
 def test_a_thread_tuned_before_leaves_the_class_before_its_partition_goes(tmp_path: Path) -> None:
     """Its scheduling and its cgroup were written first when it had another class."""
     for make, planned in CASES.values():
