@@ -7,9 +7,7 @@ import subprocess
 
 import kmodhelp
 
-# A kernel with detectors is several times slower.
-DETECTORS = os.uname().release.endswith(("-kasan", "-kcsan"))
-SECONDS = os.environ.get("LAB_RANDOM") or ("600" if DETECTORS else "60")
+SECONDS = os.environ.get("LAB_RANDOM") or ("600" if kmodhelp.DETECTORS else "60")
 SEED = os.environ.get("LAB_SEED") or "1"
 
 
