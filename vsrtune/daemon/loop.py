@@ -45,9 +45,6 @@ CHANGES = 4096
 LIBVIRT = ("libvirtd.service", "virtqemud.service")
 # Policy files are read once none has changed for this long, because several may change at once.
 POLICY_PAUSE = 1.0
-# What the daemon is asked with. Its unit has them blocked until there are handlers: a stop during
-# the start would otherwise end the process, and leave the host tuned.
-_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR2)
 
 
 @dataclass(frozen=True)
@@ -173,7 +170,7 @@ class Daemon:
         self._wake.set()
 
     def install_signals(self) -> None:
-        """Route SIGTERM, SIGINT, SIGHUP and SIGUSR2 to the flags, and take those that waited.
+        """Route SIGTERM, SIGINT, SIGHUP and SIGUSR2 to the flags.
 
         The wake-up descriptor closes a gap: otherwise a signal between the last check of
         the flags and select(2) is handled only when select times out.
@@ -183,7 +180,6 @@ class Daemon:
         signal.signal(signal.SIGINT, self.ask_stop)
         signal.signal(signal.SIGHUP, self.ask_reload)
         signal.signal(signal.SIGUSR2, self.ask_handover)
-        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
 
     # -- the loop
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import threading
@@ -131,7 +131,7 @@ def test_the_first_hour_as_the_readme_says(
     labhelp.sh("dpkg-deb", "-x", str(package()), str(tmp_path))
     (brought,) = tmp_path.glob("usr/share/doc/vsrtune/README.md*")
     readme = labhelp.sh("zcat", "-f", str(brought)).stdout
-    commands = readme.split("```\n")[1].replace("vr1", json.dumps(libvirt_guest.ref))
+    commands = readme.split("```\n")[1].replace("vr1", shlex.quote(libvirt_guest.ref))
     commands = commands.replace("make deb OUT=/tmp && apt", "apt -y --no-install-recommends")
     commands = commands.replace("/tmp/vsrtune_*_all.deb", str(package()))
     done = labhelp.sh("bash", "-exc", commands, check=False)

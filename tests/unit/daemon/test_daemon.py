@@ -7,9 +7,7 @@ import gc
 import os
 import re
 import shlex
-import signal
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -908,8 +906,7 @@ def test_reading_policies_leaves_nothing_to_collect(
         gc.enable()
 
 
-REPO = Path(__file__).resolve().parents[3]
-UNIT = (REPO / "units" / "vsrtune.service").read_text()
+UNIT = (Path(__file__).resolve().parents[3] / "units" / "vsrtune.service").read_text()
 
 
 def test_systemd_starts_it_again_after_a_handover() -> None:
@@ -927,42 +924,26 @@ def test_it_starts_behind_what_writes_the_same_and_is_not_the_first_to_go_when_m
     assert -1000 < int(score) < 0
 
 
-HANDLED = """
-import sys
-print("started", flush=True)
-sys.stdin.readline()
-from vsrtune.daemon.loop import Daemon
-from vsrtune.daemon.systemd import Notifier
-daemon = Daemon(None, None, Notifier())
-daemon.install_signals()
-print(daemon._stop_requested, daemon._restore, daemon._reload_requested)
-"""
-
-
 @pytest.mark.parametrize(
-    ("number", "told"),
+    ("result", "code", "on_stop", "told"),
     [
-        (signal.SIGTERM, "True True False"),
-        (signal.SIGINT, "True True False"),
-        (signal.SIGUSR2, "True False False"),
-        (signal.SIGHUP, "False False True"),
+        ("success", "killed", "restore", "undo\n"),  # before there were handlers
+        ("success", "killed", "", "undo\n"),
+        ("success", "killed", "keep", ""),
+        ("success", "exited", "restore", ""),
+        ("signal", "killed", "restore", ""),  # systemd starts the next one
+        ("watchdog", "killed", "restore", ""),
+        ("exit-code", "exited", "restore", ""),
     ],
 )
-def test_a_signal_that_comes_before_its_handler_waits_for_it(
-    number: signal.Signals, told: str
+def test_a_stop_that_kills_a_starting_daemon_restores(
+    result: str, code: str, on_stop: str, told: str
 ) -> None:
-    """Otherwise it ends the process, which is a clean end for systemd, and the host stays tuned."""
-    (start,) = re.findall("^ExecStart=(.*)$", UNIT, re.MULTILINE)
-    *before, program, command = shlex.split(start)
-    assert (program, command) == ("/usr/bin/vsrtune", "daemon")
-    words = [*before, sys.executable, "-c", HANDLED]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, cwd=REPO) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "started\n"
-        process.send_signal(number)
-        assert process.communicate("\n", timeout=20)[0] == f"{told}\n"
-    assert process.returncode == 0
+    (command,) = re.findall("^ExecStopPost=(.*)$", UNIT, re.MULTILINE)
+    words = shlex.split(command.replace("$$", "$").replace("/usr/bin/vsrtune", "echo"))
+    environment = {"SERVICE_RESULT": result, "EXIT_CODE": code, "VSRTUNE_ON_STOP": on_stop}
+    done = subprocess.run(words, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == told
 
 
 def test_restart_after_a_crash_adopts_and_restores(host: FakeHost, tmp_path: Path) -> None:
