@@ -138,4 +138,7 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    try:
+        sys.exit(main())
+    except AssertionError as error:  # of a command, with its own words
+        sys.exit(f"demo: {error}")

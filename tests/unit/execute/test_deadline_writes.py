@@ -10,7 +10,17 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from fake_kernel import BOOT, LIBVIRT, SCOPE, UUID, FakeKernel, failing_at, key, make_host
+from fake_kernel import (
+    BOOT,
+    LIBVIRT,
+    SCOPE,
+    UUID,
+    FakeKernel,
+    failing_at,
+    key,
+    make_host,
+    without_rights,
+)
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import PendingError, WriteError
@@ -309,14 +319,10 @@ def test_a_thread_that_stays_deadline_keeps_its_root_domain(
     host, plan = case
     before = visible(host)
 
-    def refuse(what: str) -> None:
-        if what.startswith("sched 1020 "):
-            raise OSError(1, "Operation not permitted")
-
     with open_journal(tmp_path) as journal:
         apply(plan, host.ops(), journal)
         tuned = visible(host)
-        host.ahead = refuse
+        host.ahead = without_rights(1020)
         result = undo(host.ops(), journal)
         assert host.sched_attr(1010) == Sched()
         assert visible(host)["cgroups"] == tuned["cgroups"]

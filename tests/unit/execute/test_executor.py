@@ -21,6 +21,7 @@ from fake_kernel import (
     make_plan,
     releases,
     replan,
+    without_rights,
 )
 
 from vsrtune.core.cpuset import CpuSet
@@ -231,11 +232,7 @@ def test_a_class_that_cannot_be_taken_is_remembered(host: FakeKernel, journal: J
     apply(plan, host.ops(), journal)
     host.execve(1010)
 
-    def refuse(what: str) -> None:
-        if what.startswith("sched 1000 "):
-            raise OSError(errno.EPERM, "not permitted")
-
-    host.ahead = refuse
+    host.ahead = without_rights(1000)
     failed = [a.target for a, _ in undo(host.ops(), journal).failed]
     assert 1010 in [t.thread.tid for t in failed if isinstance(t, ThreadSched)]
     host.ahead = lambda _what: None

@@ -29,6 +29,7 @@ from fake_kernel import (
     make_plan,
     releases,
     replan,
+    without_rights,
 )
 
 from vsrtune.core.errors import JournalError
@@ -226,16 +227,6 @@ def test_a_write_that_fails_for_good_leaves_what_undo_can_finish(
             assert undo(broken.ops(), journal).failed == ()
             assert journal.entries() == ()
         assert broken.visible() == before, n
-
-
-def without_rights(*tids: int) -> Callable[[str], None]:
-    """The classes of these threads cannot be set: CAP_SYS_NICE is missing."""
-
-    def refuse(what: str) -> None:
-        if what.startswith(tuple(f"sched {tid} " for tid in tids)):
-            raise OSError(1, "Operation not permitted")
-
-    return refuse
 
 
 @pytest.mark.usefixtures("quick")

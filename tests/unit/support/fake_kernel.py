@@ -526,6 +526,16 @@ def failing_at(n: int, error: Callable[[], BaseException]) -> Step:
     return step
 
 
+def without_rights(*tids: int) -> Step:
+    """A hook for which the classes of these threads cannot be set: CAP_SYS_NICE is missing."""
+
+    def step(what: str) -> None:
+        if what.startswith(tuple(f"sched {tid} " for tid in tids)):
+            raise OSError(errno.EPERM, "Operation not permitted")
+
+    return step
+
+
 def _row(guest: int, pid: int, comm: str, cgroup: str, **other: Any) -> dict[str, Any]:
     base = {
         "guest": guest,
