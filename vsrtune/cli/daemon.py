@@ -24,7 +24,7 @@ from vsrtune.cli.options import (
     uri_option,
 )
 from vsrtune.cli.render import complain, say
-from vsrtune.core.errors import JournalError, PolicyError, VsrtuneError, each
+from vsrtune.core.errors import JournalError, PolicyError, VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.daemon import http, systemd
 from vsrtune.daemon.attachments import AttachKeeper, AttachThread
@@ -218,8 +218,7 @@ def daemon(
         demand_of_container()
     gc.set_threshold(*GC_THRESHOLD)
     if wrong is not None:
-        for one in each(wrong):
-            systemd.LOGGER.error("%s", one, extra=systemd.fields(error=one))
+        systemd.log_each(wrong)
         systemd.LOGGER.error(
             "with wrong policies no daemon runs: what an earlier run left tuned is put back, "
             "because nobody would guard it"
@@ -284,7 +283,7 @@ def daemon(
         def latest() -> Snapshot | None:
             return reconciler.state.snapshot
 
-        changes = ChangeEvents(latest, running.changed)
+        changes = ChangeEvents(latest, running.changed)  # which the observer asks, in any case
         if wrong is not None:
             with contextlib.suppress(OSError):
                 remove_stale()

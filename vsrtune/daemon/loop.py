@@ -20,13 +20,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from types import FrameType
 
-from vsrtune.core.errors import VsrtuneError, each
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.daemon.attachments import AttachThread
 from vsrtune.daemon.events.changes import Change
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.daemon.scope import FULL, NOTHING, UNANNOUNCED, Scope
-from vsrtune.daemon.systemd import LOGGER, Notifier, fields
+from vsrtune.daemon.systemd import LOGGER, Notifier, log_each
 from vsrtune.model.daemon_state import DaemonState, GroupGuest, Starved
 from vsrtune.model.stepdown import StepLevel
 from vsrtune.policy.model import WITHOUT_LIBVIRT, Policy
@@ -326,8 +326,7 @@ class Daemon:
             policies = self._load()
         except (VsrtuneError, OSError) as error:
             self._reload_success = False
-            for one in each(error):
-                LOGGER.error("%s", one, extra=fields(error=one))
+            log_each(error)
             LOGGER.error("the policies were not reloaded; the older ones stay in force")
             return None
         finally:

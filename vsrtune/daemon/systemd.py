@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.errors import VsrtuneError, each
 from vsrtune.core.text import printable, printable_lines
 
 LOGGER = logging.getLogger("vsrtune")
@@ -29,6 +29,12 @@ LOGGER = logging.getLogger("vsrtune")
 def fields(**values: object) -> dict[str, Any]:
     """``extra=`` for a log call; None values are left out."""
     return {f"VSRTUNE_{k.upper()}": printable(str(v)) for k, v in values.items() if v is not None}
+
+
+def log_each(error: Exception) -> None:
+    """Log the errors that one stands for (PolicyErrors), or itself."""
+    for one in each(error):
+        LOGGER.error("%s", one, extra=fields(error=one))
 
 
 class Printable(logging.Formatter):

@@ -9,6 +9,7 @@ from dataclasses import replace
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.text import counted
 from vsrtune.doctor.model import Case, Finding, error, info, ok, warning
+from vsrtune.model.cpuset_tree import at_or_below
 from vsrtune.model.deadline import UNIT, percent
 from vsrtune.model.deadline import bandwidth as booked_by
 from vsrtune.model.guest import Guest, Role, SchedClass
@@ -396,6 +397,6 @@ def _lowers(case: Case) -> list[Nic]:
 
 def _has_guest(case: Case, path: str) -> bool:
     def inside(guest: Guest) -> bool:
-        return any(t.cgroup == path or t.cgroup.startswith(f"{path}/") for t in guest.threads)
+        return any(at_or_below(t.cgroup, path) for t in guest.threads)
 
     return any(inside(guest) for guest in case.snapshot.guests)

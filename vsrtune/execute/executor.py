@@ -220,10 +220,17 @@ def _relief(plan: Plan, error: JournalError) -> tuple[Plan, _Tally]:
     some = waits.relieving(plan.actions)
     if not some:
         raise error
-    rest = [a for a in plan.actions if a not in some]
-    first = {_transaction(a.target): a for a in reversed(rest)}.values()
-    skipped = [a for a in rest if a not in first]
-    return replace(plan, actions=some), _Tally(failed=[(a, error) for a in first], skipped=skipped)
+    within, failed, beyond = set(some), set[str | Target](), _Tally()
+    for action in plan.actions:
+        own = _transaction(action.target)
+        if action in within:
+            continue
+        if own in failed:
+            beyond.skipped.append(action)
+        else:
+            failed.add(own)
+            beyond.failed.append((action, error))
+    return replace(plan, actions=some), beyond
 
 
 def _transaction(target: Target) -> str | Target:
@@ -263,7 +270,7 @@ def undo(ops: LiveSysOps, journal: Journal) -> Result:
 def _release(plan: Plan, ops: LiveSysOps, journal: Journal, tally: _Tally) -> None:
     """Carry out the releases of a plan, and forget what it disowns."""
     for target in plan.disowned:
-        entry = _finished(target, journal)
+        entry = journal.finished(target)
         try:
             if entry is not None:
                 _disown(entry, ops, journal, tally)
@@ -285,16 +292,10 @@ def _restore_all(back: Sequence[Action], ops: LiveSysOps, journal: Journal, tall
     _restore_round(back, ops, journal, tally)
     late = waits.put_off(tally.failed)
     # An unfinished write was not tried here: its failure stays.
-    again = [a for a in back if a.target in late and _finished(a.target, journal)]
+    again = [a for a in back if a.target in late and journal.finished(a.target)]
     late = {a.target for a in again}
     tally.failed = [f for f in tally.failed if f[0].target not in late]
     _restore_round(again, ops, journal, tally)
-
-
-def _finished(target: Target, journal: Journal) -> Entry | None:
-    """The entry of a target, unless a write of it is unfinished."""
-    entry = journal.entry(target)
-    return entry if entry is not None and entry.state == "done" else None
 
 
 def _restore_round(
@@ -302,7 +303,7 @@ def _restore_round(
 ) -> None:
     for action in back:
         target = action.target
-        entry = _finished(target, journal)
+        entry = journal.finished(target)
         if entry is None:
             continue
         try:
@@ -486,7 +487,7 @@ def _roll_back(
     first = len(tally.failed) - (0 if clean else 1)
     for action in reversed(done):
         # A mask may have followed a move.
-        entry = _finished(action.target, journal)
+        entry = journal.finished(action.target)
         now = action.after if entry is None else entry.written
         back = Action(action.target, now, action.before, f"rolled back: {action.reason}")
         try:

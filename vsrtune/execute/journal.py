@@ -128,6 +128,11 @@ class Journal(Closing):
         """The live entry of a target; None when it has none."""
         return self._fold.live.get(target)
 
+    def finished(self, target: Target) -> Entry | None:
+        """The live entry of a target, unless a write of it is unfinished."""
+        entry = self.entry(target)
+        return entry if entry is not None and entry.state == "done" else None
+
     def original(self, target: Target) -> Value | None:
         """The value that undo restores for a target; None when it has no live entry."""
         return None if target not in self._fold.live else self._fold.live[target].original

@@ -282,16 +282,18 @@ def read_log(path: Path) -> bytes:
     except FileNotFoundError:
         return b""
     except OSError as error:
-        # Behind a log that is damaged a new one would make what vsrtune has set the original.
-        hint = "" if error.errno == errno.EFBIG else "see the kernel log; "
-        hint += (
-            "with another file, what vsrtune has changed would count as what was there before it "
-        )
-        hint += "(a reboot ends all settings)"
         if isinstance(error, PermissionError):
             hint = "run as root"
         elif error.errno in _MISNAMED:
             hint = "name the file that was used before, or a new one"
+        else:
+            # Beside a log that is damaged a new one would make what vsrtune has set the original.
+            hint = (
+                "with another file, what vsrtune has changed would count as what was there before "
+                "it (a reboot ends all settings)"
+            )
+            if error.errno != errno.EFBIG:
+                hint = f"see the kernel log; {hint}"
         raise JournalError(
             f"cannot be read: {error.strerror}", where=str(path), hint=hint
         ) from error

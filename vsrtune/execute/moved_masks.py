@@ -37,9 +37,9 @@ def masks_kept(back: Sequence[Action], ops: LiveSysOps, journal: Journal) -> lis
     for move in (a.target for a in back):
         if isinstance(move, ThreadCgroup):
             target = affinity_of(move)
-            entry = None if target in released else journal.entry(target)
+            entry = None if target in released else journal.finished(target)
             with suppress(WriteError):
-                if entry is not None and entry.state == "done":
+                if entry is not None:
                     found += [target] * still_applied(entry.written, ops.read(target), ops)
     return found
 

@@ -21,6 +21,7 @@ from vsrtune.core.errors import (
     WriteError,
 )
 from vsrtune.execute.host_writer import LiveSysOps
+from vsrtune.model.cpuset_tree import at_or_below
 from vsrtune.model.guest import TIMED, Sched, SchedClass, level
 from vsrtune.model.plan import Action
 from vsrtune.model.root_domains import is_partition
@@ -172,7 +173,7 @@ def _blocked(back: Action, failed: Failed, ops: LiveSysOps) -> Target | None:
         if isinstance(other, ThreadSched):
             waits = _keeps(other, target, ops)
         elif isinstance(other, Partition) and isinstance(target, CpusetFile):
-            waits = f"{other.path}/".startswith(f"{target.path}/")
+            waits = at_or_below(other.path, target.path)
         elif isinstance(other, EmulatorPin) and isinstance(target, ThreadCgroup):
             waits |= other.guest == target.guest
         elif isinstance(other, ThreadCgroup):
@@ -198,7 +199,7 @@ def _confines(other: Target, back: Action) -> bool:
     thread would lose its mask."""
     if not isinstance(other, Partition | CpusetFile) or not isinstance(back.target, ThreadCgroup):
         return False
-    leaves, enters = (f"{path}/".startswith(f"{other.path}/") for path in (back.before, back.after))
+    leaves, enters = (at_or_below(str(p), other.path) for p in (back.before, back.after))
     return other.guest == HOST_REF and enters and not leaves
 
 

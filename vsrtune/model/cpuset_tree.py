@@ -49,6 +49,11 @@ def upwards(path: str) -> Iterator[str]:
         path = path.rpartition("/")[0]
 
 
+def at_or_below(path: str, top: str) -> bool:
+    """Whether that is the cgroup ``top`` or one inside it."""
+    return f"{path}/".startswith(f"{top}/")
+
+
 _path = attrgetter("path")
 
 

@@ -13,7 +13,7 @@ from functools import cached_property
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model import cpuset_tree
-from vsrtune.model.cpuset_tree import CpusetGroup, upwards
+from vsrtune.model.cpuset_tree import CpusetGroup, at_or_below, upwards
 from vsrtune.model.guest import Guest, Interface, Role, Sched, Thread, ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.plan import Action
@@ -244,7 +244,7 @@ class Projection:
             if effective is None:
                 return thread
             limit = limit and limit | allowed(thread.cgroup.rpartition("/")[0])
-            if f"{thread.cgroup}/".startswith(f"{path}/"):
+            if at_or_below(thread.cgroup, path):
                 return replace(thread, cpuset_limit=limit)
             wide = effective | allowed(thread.cgroup)
             return replace(
@@ -262,7 +262,7 @@ class Projection:
                 if thread.affinity == everywhere - cpus:
                     self._below(thread_target(thread), everywhere)
         for group in self.host.cpusets:
-            if not group.valid and not f"{group.path}/".startswith(f"{path}/"):
+            if not group.valid and not at_or_below(group.path, path):
                 wide = group.effective | allowed(group.path)
                 self._groups[group.path] = replace(group, effective=wide)
         self._host = None
@@ -294,7 +294,7 @@ class Projection:
         for number in range(len(self._guests)):
             self._change(number, changed)
         for group in self.host.cpusets:
-            if f"{group.path}/".startswith(f"{path}/") and not group.valid:
+            if at_or_below(group.path, path) and not group.valid:
                 self._groups[group.path] = replace(group, effective=self._reach(group.path))
         self._host = None
 
