@@ -229,6 +229,25 @@ def test_a_guest_started_anew_finds_its_devices(guest: LabGuest) -> None:
     attach(BACK, guest)
 
 
+@labhelp.one_release("devices made at the start of a host")
+def test_a_saved_guest_comes_back_on_its_devices(guest: LabGuest) -> None:
+    """As at a reboot, before which libvirt-guests has saved it: its memory names the devices."""
+    attach(FORTH, guest)
+    before = picture(guest)
+    labhelp.sh("virsh", "managedsave", guest.name)
+    labhelp.wait_for(lambda: not guest.runs, "it is saved")
+    try:
+        assert f"virsh start {guest.name}" in attach(BACK, guest, check=False)
+        for name in devices():
+            labhelp.sh("ip", "link", "delete", name)
+        labhelp.sh("systemctl", "restart", "vsrtune-devices")
+    finally:
+        labhelp.sh("virsh", "-q", "start", guest.name)
+    forwards(guest)
+    assert picture(guest) == before
+    attach(BACK, guest)
+
+
 @pytest.mark.parametrize("to", labhelp.shared([FORTH, BACK]))
 def test_a_failure_is_taken_back(guest: LabGuest, to: str) -> None:
     if to == BACK:
