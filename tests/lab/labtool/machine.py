@@ -19,6 +19,7 @@ from .serial_log import Complaint, complaints
 
 _PORTS = ("lab.ctl", "lab.out", "lab.err")
 _CPU = re.compile(r"CPU \d+/TCG")
+MAIN_LOOP = "its main loop"
 
 # udev would load them, one after another, for devices that nothing here uses.
 _UNUSED_MODULES = (
@@ -39,9 +40,10 @@ _KERNEL_ARGUMENTS = (
 
 
 class CpuThreads:
-    """The threads of a QEMU's emulated CPUs."""
+    """The threads of a QEMU's emulated CPUs, and its main loop, which runs all their timers."""
 
     def __init__(self, pid: int) -> None:
+        self._main = str(pid)
         self._tasks = Path(f"/proc/{pid}/task")
         # By name: what it has run and waited for a CPU, and since when that is so.
         self._ran: dict[str, tuple[str, float]] = {}
@@ -49,13 +51,16 @@ class CpuThreads:
     def asleep(self, seconds: float) -> str:
         """The thread that has neither run nor waited to run for so long; "" for none. Each CPU of
         the kernel has a timer that fires every four seconds (watchdog_timer_fn): unless the CPU
-        is offline, the emulator has lost it. Call it often: it compares with what it saw."""
+        is offline, the emulator has lost it. A main loop that sleeps has lost all of them, as
+        when this machine was stopped and its clocks jumped. Call it often: it compares with what
+        it saw."""
         now = time.monotonic()
         for task in self._tasks.iterdir():
             with contextlib.suppress(OSError):
-                name = (task / "comm").read_text().strip()
+                main = task.name == self._main
+                name = MAIN_LOOP if main else (task / "comm").read_text().strip()
                 ran = (task / "schedstat").read_text()
-                if _CPU.fullmatch(name) and self._ran.get(name, ("", 0.0))[0] != ran:
+                if (main or _CPU.fullmatch(name)) and self._ran.get(name, ("", 0.0))[0] != ran:
                     self._ran[name] = ran, now
         return next((name for name, (_, at) in self._ran.items() if now - at > seconds), "")
 

@@ -18,7 +18,7 @@ from .emulator import Emulator
 from .errors import BootFailure, LabError
 from .image import Image
 from .linked import HOST_KEY, KEY, Member
-from .machine import Machine
+from .machine import MAIN_LOOP, Machine
 from .options import Options
 from .serial_log import Trouble
 
@@ -29,8 +29,8 @@ _BOOT_TIMEOUT = 240
 # The agent stops the command in time; this is for a lab that no longer can.
 _GRACE = 30
 _TAIL = 150
-# Seconds after which an emulated CPU has lost its timer, if tasks hang too. Tests take CPUs offline
-# for less.
+# Seconds after which the main loop has lost its timers, or a CPU if tasks hang too. Tests take CPUs
+# offline for less.
 _ASLEEP = 100.0
 # Seconds for a crashing kernel to finish its dump, on which the verdict rests.
 _DUMP = 5.0
@@ -292,10 +292,8 @@ class _Conversation:
         if not self._ready and (lost or any("soft lockup" in c.line for c in complaints)):
             self._boot_failure("its CPUs are stuck")
         asleep = self._machine.alive() and self._up and self._machine.asleep(_ASLEEP)
-        if asleep and self._ready and Trouble.STALL in troubles:
-            progress.error(
-                f"{Trouble.EMULATOR}: {asleep} has slept for {_ASLEEP:.0f} s, tasks hang"
-            )
+        if asleep and self._ready and (asleep == MAIN_LOOP or Trouble.STALL in troubles):
+            progress.error(f"{Trouble.EMULATOR}: {asleep} has slept for {_ASLEEP:.0f} s")
             self._status = EMULATOR_DIED
             return
         late = time.monotonic() > self._deadline and self._options.mode != "shell"

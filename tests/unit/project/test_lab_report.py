@@ -10,7 +10,7 @@ from pathlib import Path
 
 import labreport
 import pytest
-from labtool.machine import CpuThreads
+from labtool.machine import MAIN_LOOP, CpuThreads
 
 SLOW, SKIPPED = (
     "test_tune.py::test_without_a_policy_nothing_is_touched",
@@ -65,17 +65,22 @@ def test_a_promise_that_is_kept_in_one_lab_is_not_skipped(
     assert labreport.write_summary(tmp_path, "", elsewhere)["skipped"] == [unit]
 
 
-def test_an_emulated_cpu_that_never_runs_any_more_is_named() -> None:
+@pytest.mark.parametrize(
+    ("main", "second", "named"), [(0.05, 1000, "CPU 1/TCG"), (1000, 0.05, MAIN_LOOP)]
+)
+def test_what_of_an_emulator_never_runs_any_more_is_named(
+    main: float, second: float, named: str
+) -> None:
     code = (
         "import ctypes, threading, time\n"
         "def run(number, wait):\n"
         "    ctypes.CDLL(None).prctl(15, b'CPU %d/TCG' % number)\n"
         "    while True: time.sleep(wait)\n"
-        "for number, wait in enumerate((0.05, 1000)):\n"
+        f"for number, wait in enumerate((0.05, {second})):\n"
         "    threading.Thread(target=run, args=(number, wait), daemon=True).start()\n"
         "time.sleep(1)\n"
         "print('ready', flush=True)\n"
-        "time.sleep(1000)\n"
+        f"while True: time.sleep({main})\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as one:
         assert one.stdout is not None
@@ -85,7 +90,7 @@ def test_an_emulated_cpu_that_never_runs_any_more_is_named() -> None:
         while not (found := threads.asleep(2)) and time.monotonic() < end:
             time.sleep(0.1)
         one.kill()
-    assert found == "CPU 1/TCG"
+    assert found == named
 
 
 def test_a_lab_that_passed_on_what_it_reads_need_not_boot_again(
