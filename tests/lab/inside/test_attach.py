@@ -20,6 +20,7 @@ import hoststate
 import labhelp
 import pytest
 from labhelp import LabGuest
+from test_travel import save, start
 
 NET = Path("/sys/class/net")
 LEDGER = Path("/var/lib/vsrtune/attach.jsonl")
@@ -234,15 +235,14 @@ def test_a_saved_guest_comes_back_on_its_devices(guest: LabGuest) -> None:
     """As at a reboot, before which libvirt-guests has saved it: its memory names the devices."""
     attach(FORTH, guest)
     before = picture(guest)
-    labhelp.sh("virsh", "managedsave", guest.name)
-    labhelp.wait_for(lambda: not guest.runs, "it is saved")
+    save(guest)
     try:
         assert f"virsh start {guest.name}" in attach(BACK, guest, check=False)
         for name in devices():
             labhelp.sh("ip", "link", "delete", name)
         labhelp.sh("systemctl", "restart", "vsrtune-devices")
     finally:
-        labhelp.sh("virsh", "-q", "start", guest.name)
+        start(guest)
     forwards(guest)
     assert picture(guest) == before
     attach(BACK, guest)

@@ -20,10 +20,9 @@ from pathlib import Path
 
 from . import cache, hosttools, progress
 from .errors import LabError
-from .releases import MIRROR
+from .releases import RELEASES
 
-_SUITE = "trixie"
-_BACKPORTS = "trixie-backports"
+_RELEASE = RELEASES["backports"]
 _PACKAGE = "qemu-system-x86"
 _LIBRARIES = "usr/lib/x86_64-linux-gnu"
 _DATA = ("usr/share/qemu", "usr/share/seabios", "usr/lib/ipxe/qemu")
@@ -48,7 +47,7 @@ class Emulator:
 
 def get() -> Emulator:
     """The emulator, fetched if need be."""
-    key = cache.digest([_BACKPORTS.encode(), _PACKAGE.encode()])
+    key = cache.digest([_RELEASE.backports_suite.encode(), _PACKAGE.encode()])
     return Emulator(cache.entry("emulator", "qemu", key, _fetch))
 
 
@@ -56,12 +55,12 @@ def _fetch(place: Path) -> None:
     hosttools.ensure(hosttools.IMAGE)
     if os.geteuid() != 0:
         raise LabError("fetching the emulator needs root", hint="sudo lab build")
-    progress.step(f"fetching the emulator: QEMU of {_BACKPORTS}")
+    progress.step(f"fetching the emulator: QEMU of {_RELEASE.backports_suite}")
     root = place / "root"
-    sources = [f"deb {MIRROR} {suite} main" for suite in (_SUITE, _BACKPORTS)]
+    newer = f'--aptopt=APT::Default-Release "{_RELEASE.backports_suite}"'
     hosttools.mmdebstrap(
-        _SUITE, root, [_PACKAGE], sources, place / "build.log", "--variant=extract",
-        f'--aptopt=APT::Default-Release "{_BACKPORTS}"',
+        _RELEASE.suite, root, [_PACKAGE], _RELEASE.sources, place / "build.log",
+        "--variant=extract", newer,
     )  # fmt: skip
     # What is wanted is in usr; the rest is apt's and of no use without a chroot.
     (root / "usr").rename(place / "usr")
