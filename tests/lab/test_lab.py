@@ -183,24 +183,6 @@ def test_every_test_that_a_lab_names_exists() -> None:
 
 
 OURS = "[    9.0] lab: vsrtune's code runs\n"
-STALE = f"""\
-{OURS}[ 1360.861297] Oops: int3: 0000 [#1] PREEMPT SMP NOPTI
-[ 1360.869051] RIP: 0010:__schedule+0x343/0xbe0
-[ 1360.870265] Code: e9 f4 02 00 00 0f <1f> 44 00 00 48 8b
-[ 1360.880000] Kernel panic - not syncing: Fatal exception in interrupt
-"""
-
-
-UNMASKED = f"""\
-{OURS}[  875.758269] BUG: TASK stack guard page was hit at 00000000e1cc8c64
-[  875.768929] Call Trace:
-[  875.770643]  asm_exc_page_fault+0x26/0x30
-[  875.777959] RIP: 0010:irqentry_enter+0x15/0x50
-[  875.779063]  sysvec_apic_timer_interrupt+0xe/0x90
-[  875.779098]  asm_sysvec_apic_timer_interrupt+0x1a/0x20
-[  875.779110] RIP: 0010:__svm_vcpu_run+0xa0/0x220 [kvm_amd]
-[  875.782850] Kernel panic - not syncing: Fatal exception in interrupt
-"""
 RACE = """\
 [    9.1] =====
 [    9.1] BUG: KCSAN: data-race in skb_dequeue / {}
@@ -215,11 +197,6 @@ NULL = "[   12.5] BUG: kernel NULL pointer dereference, address: 0000\n"
 @pytest.mark.parametrize(
     ("log", "expected"),
     [
-        (STALE, [Trouble.EMULATOR]),
-        (STALE.replace("0f <1f>", "cc <1f>"), [Trouble.CRASH]),
-        (STALE.split("[ 1360.870265]")[0], [Trouble.CRASH]),
-        (UNMASKED, [Trouble.EMULATOR]),
-        (UNMASKED.replace("__svm_vcpu_run", "svm_vcpu_run"), [Trouble.CRASH]),
         (NULL, [Trouble.EARLY]),
         (NULL + OURS, [Trouble.EARLY]),
         (OURS + NULL, [Trouble.CRASH]),

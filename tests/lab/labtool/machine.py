@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import re
 import socket
 import subprocess
 import time
@@ -18,8 +17,6 @@ from .options import Options
 from .serial_log import Complaint, complaints
 
 _PORTS = ("lab.ctl", "lab.out", "lab.err")
-_CPU = re.compile(r"CPU \d+/TCG")
-MAIN_LOOP = "its main loop"
 
 # udev would load them, one after another, for devices that nothing here uses.
 _UNUSED_MODULES = (
@@ -39,30 +36,24 @@ _KERNEL_ARGUMENTS = (
 )
 
 
-class CpuThreads:
-    """The threads of a QEMU's emulated CPUs, and its main loop, which runs all their timers."""
+class MainLoop:
+    """The main loop of a QEMU, which runs the timers of all its CPUs."""
 
     def __init__(self, pid: int) -> None:
-        self._main = str(pid)
-        self._tasks = Path(f"/proc/{pid}/task")
-        # By name: what it has run and waited for a CPU, and since when that is so.
-        self._ran: dict[str, tuple[str, float]] = {}
+        self._schedstat = Path(f"/proc/{pid}/task/{pid}/schedstat")
+        # What it has run and waited for a CPU, and since when that is so.
+        self._ran = "", 0.0
 
-    def asleep(self, seconds: float) -> str:
-        """The thread that has neither run nor waited to run for so long; "" for none. Each CPU of
-        the kernel has a timer that fires every four seconds (watchdog_timer_fn): unless the CPU
-        is offline, the emulator has lost it. A main loop that sleeps has lost all of them, as
-        when this machine was stopped and its clocks jumped. Call it often: it compares with what
-        it saw."""
+    def asleep(self, seconds: float) -> bool:
+        """Whether it has neither run nor waited to run for so long, as when this machine was stopped
+        and its clocks jumped: each CPU of a kernel has a timer that fires every four seconds
+        (watchdog_timer_fn). Call it often: it compares with what it saw."""
         now = time.monotonic()
-        for task in self._tasks.iterdir():
-            with contextlib.suppress(OSError):
-                main = task.name == self._main
-                name = MAIN_LOOP if main else (task / "comm").read_text().strip()
-                ran = (task / "schedstat").read_text()
-                if (main or _CPU.fullmatch(name)) and self._ran.get(name, ("", 0.0))[0] != ran:
-                    self._ran[name] = ran, now
-        return next((name for name, (_, at) in self._ran.items() if now - at > seconds), "")
+        with contextlib.suppress(OSError):
+            ran = self._schedstat.read_text()
+            if self._ran[0] != ran:
+                self._ran = ran, now
+        return now - self._ran[1] > seconds
 
 
 class Machine:
@@ -91,7 +82,7 @@ class Machine:
         self._interactive = options.mode == "shell"
         self._process: subprocess.Popen[bytes] | None = None
         self._log = (self._run / "qemu.log").open("wb")
-        self._cpus: CpuThreads | None = None
+        self._loop: MainLoop | None = None
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
@@ -142,12 +133,12 @@ class Machine:
             return []
         return complaints(self.serial.read_text(errors="replace"))
 
-    def asleep(self, seconds: float) -> str:
-        """As CpuThreads.asleep."""
+    def asleep(self, seconds: float) -> bool:
+        """As MainLoop.asleep."""
         assert self._process is not None
-        if self._cpus is None:
-            self._cpus = CpuThreads(self._process.pid)
-        return self._cpus.asleep(seconds)
+        if self._loop is None:
+            self._loop = MainLoop(self._process.pid)
+        return self._loop.asleep(seconds)
 
     def serial_tail(self, lines: int) -> list[str]:
         text = ""

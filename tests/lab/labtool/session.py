@@ -18,7 +18,7 @@ from .emulator import Emulator
 from .errors import BootFailure, LabError
 from .image import Image
 from .linked import HOST_KEY, KEY, Member
-from .machine import MAIN_LOOP, Machine
+from .machine import Machine
 from .options import Options
 from .serial_log import Trouble
 
@@ -29,13 +29,12 @@ _BOOT_TIMEOUT = 240
 # The agent stops the command in time; this is for a lab that no longer can.
 _GRACE = 30
 _TAIL = 150
-# Seconds after which the main loop has lost its timers, or a CPU if tasks hang too. Tests take CPUs
-# offline for less.
+# Seconds after which the main loop has lost its timers.
 _ASLEEP = 100.0
 # Seconds for a crashing kernel to finish its dump, on which the verdict rests.
 _DUMP = 5.0
 TIMED_OUT = 124
-# The emulator died, by the kernel's own dump or by a signal: the lab may boot again.
+# The emulator died, by a signal or because its main loop sleeps: the lab may boot again.
 EMULATOR_DIED = 123
 # The kernel of the lab crashed, or was reset without a word.
 KERNEL_CRASHED = 122
@@ -287,17 +286,16 @@ class _Conversation:
     def _check_time_and_process(self, selector: selectors.BaseSelector) -> None:
         complaints = self._machine.complaints()
         troubles = {c.trouble for c in complaints}
-        # A CPU whose timer the emulator has lost before there is a process never gets it back.
+        # A CPU that hangs before there is a process never comes back.
         lost = not self._up and Trouble.STALL in troubles
         if not self._ready and (lost or any("soft lockup" in c.line for c in complaints)):
             self._boot_failure("its CPUs are stuck")
-        asleep = self._machine.alive() and self._up and self._machine.asleep(_ASLEEP)
-        if asleep and self._ready and (asleep == MAIN_LOOP or Trouble.STALL in troubles):
-            progress.error(f"{Trouble.EMULATOR}: {asleep} has slept for {_ASLEEP:.0f} s")
+        if self._ready and self._machine.alive() and self._machine.asleep(_ASLEEP):
+            progress.error(f"emulator death: its main loop has slept for {_ASLEEP:.0f} s")
             self._status = EMULATOR_DIED
             return
         late = time.monotonic() > self._deadline and self._options.mode != "shell"
-        broken = troubles & {Trouble.CRASH, Trouble.EMULATOR, Trouble.EARLY}
+        broken = troubles & {Trouble.CRASH, Trouble.EARLY}
         if self._machine.alive() and not late and not broken:
             return
         if not self._machine.alive() and selector.select(timeout=0):
@@ -312,7 +310,7 @@ class _Conversation:
             self._boot_failure(what, kernel=Trouble.CRASH in broken)
         if self._options.mode == "shell":
             self._status = 0
-        elif Trouble.EMULATOR in broken or (self._machine.killed() and not broken):
+        elif self._machine.killed() and not broken:
             self._status = EMULATOR_DIED
         elif late and not broken:
             progress.error("the lab hangs")

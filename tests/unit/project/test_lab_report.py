@@ -1,5 +1,5 @@
-"""What a run of labs keeps for the next one, and what it says of the difference; and by what an
-emulator is known that has lost the timer of a CPU."""
+"""What a run of labs keeps for the next one, and what it says of the difference; and of a lab's
+emulator, what is mended in it, and when it is dead."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from pathlib import Path
 
 import labreport
 import pytest
-from labtool.machine import MAIN_LOOP, CpuThreads
+from labtool.emulator import mended
+from labtool.machine import MainLoop
 
 SLOW, SKIPPED = (
     "test_tune.py::test_without_a_policy_nothing_is_touched",
@@ -65,32 +66,30 @@ def test_a_promise_that_is_kept_in_one_lab_is_not_skipped(
     assert labreport.write_summary(tmp_path, "", elsewhere)["skipped"] == [unit]
 
 
-@pytest.mark.parametrize(
-    ("main", "second", "named"), [(0.05, 1000, "CPU 1/TCG"), (1000, 0.05, MAIN_LOOP)]
-)
-def test_what_of_an_emulator_never_runs_any_more_is_named(
-    main: float, second: float, named: str
-) -> None:
-    code = (
-        "import ctypes, threading, time\n"
-        "def run(number, wait):\n"
-        "    ctypes.CDLL(None).prctl(15, b'CPU %d/TCG' % number)\n"
-        "    while True: time.sleep(wait)\n"
-        f"for number, wait in enumerate((0.05, {second})):\n"
-        "    threading.Thread(target=run, args=(number, wait), daemon=True).start()\n"
-        "time.sleep(1)\n"
-        "print('ready', flush=True)\n"
-        f"while True: time.sleep({main})\n"
-    )
+@pytest.mark.parametrize("wait", [0.05, 1000])
+def test_a_main_loop_that_has_lost_its_timers_is_asleep(wait: float) -> None:
+    code = f"import time\nprint('ready', flush=True)\nwhile True: time.sleep({wait})\n"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as one:
         assert one.stdout is not None
         assert one.stdout.readline() == "ready\n"
-        threads, end = CpuThreads(one.pid), time.monotonic() + 60
-        assert threads.asleep(2) == ""
-        while not (found := threads.asleep(2)) and time.monotonic() < end:
+        loop, end = MainLoop(one.pid), time.monotonic() + 5
+        assert not loop.asleep(2)
+        while not (asleep := loop.asleep(2)) and time.monotonic() < end:
             time.sleep(0.1)
         one.kill()
-    assert found == named
+    assert asleep is (wait == 1000)
+
+
+CODE = b"\x81\xa0\xa4A\0\0\x7f\xff\xff\xffH\x83\xc4\x08"
+
+
+def test_of_an_emulator_exactly_the_known_instructions_go() -> None:
+    """Twice, or not at all, it would be another one."""
+    assert mended(b"ab" + CODE + b"cd") == (
+        b"ab" + 10 * b"\x90" + CODE[10:] + b"cd",
+        ["helper_vmrun"],
+    )
+    assert mended(2 * CODE) == (2 * CODE, ["cpu_clear_ignne", "helper_vmrun"])
 
 
 def test_a_lab_that_passed_on_what_it_reads_need_not_boot_again(
