@@ -18,7 +18,6 @@ class Trouble(StrEnum):
     # The kernel's clock went on while the machine below did not run it, or a CPU hangs. In the
     # second case the lab does not end by itself either.
     STALL = "stalled CPU"
-    EARLY = "kernel crash before vsrtune ran"
 
 
 @dataclass(frozen=True)
@@ -75,21 +74,12 @@ _REST = (
     ".*corrupt",
 )
 _ANY = re.compile("|".join((*(s for starts in _KINDS.values() for s in starts), *_REST)))
-# As ../inlab/agent writes it before the package is configured and before the command.
-_OURS = "lab: vsrtune's code runs"
 
 
 def complaints(log: str) -> list[Complaint]:
-    """The first complaint of each kind, the kernel's crash first. After a crash of the distribution's
-    kernel while nothing of vsrtune was there, nothing else counts."""
-    found = {}
-    for trouble, pattern in _PATTERNS.items():
-        if match := pattern.search(log):
-            found[trouble] = Complaint(trouble, match[1].strip())
-    crash = found.get(Trouble.CRASH)
-    if crash is not None and _OURS not in log[: log.index(crash.line)]:
-        return [Complaint(Trouble.EARLY, crash.line)]
-    return list(found.values())
+    """The first complaint of each kind, the kernel's crash first."""
+    matches = {trouble: pattern.search(log) for trouble, pattern in _PATTERNS.items()}
+    return [Complaint(trouble, m[1].strip()) for trouble, m in matches.items() if m]
 
 
 def complains(line: str) -> bool:

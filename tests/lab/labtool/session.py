@@ -59,7 +59,7 @@ class Brought:
 
 def run(options: Options, emulator: Emulator, image: Image, brought: Brought) -> int:
     """Boot, run the command, return its status. A boot that fails is tried once more, unless the
-    lab's kernel crashed when vsrtune was there."""
+    lab's kernel crashed."""
     try:
         return _attempt(options, emulator, image, brought)
     except BootFailure as failure:
@@ -284,30 +284,29 @@ class _Conversation:
         return status
 
     def _check_time_and_process(self, selector: selectors.BaseSelector) -> None:
+        # First, so that what a kernel wrote before it ended is read.
+        alive = self._machine.alive()
         complaints = self._machine.complaints()
         troubles = {c.trouble for c in complaints}
         # A CPU that hangs before there is a process never comes back.
         lost = not self._up and Trouble.STALL in troubles
         if not self._ready and (lost or any("soft lockup" in c.line for c in complaints)):
             self._boot_failure("its CPUs are stuck")
-        if self._ready and self._machine.alive() and self._machine.asleep(_ASLEEP):
+        if self._ready and alive and self._machine.asleep(_ASLEEP):
             progress.error(f"emulator death: its main loop has slept for {_ASLEEP:.0f} s")
             self._status = EMULATOR_DIED
             return
         late = time.monotonic() > self._deadline and self._options.mode != "shell"
-        broken = troubles & {Trouble.CRASH, Trouble.EARLY}
-        if self._machine.alive() and not late and not broken:
+        broken = Trouble.CRASH in troubles
+        if alive and not late and not broken:
             return
-        if not self._machine.alive() and selector.select(timeout=0):
+        if not alive and selector.select(timeout=0):
             return
         if broken:
             self._machine.settle(_DUMP)
-            broken = {c.trouble for c in self._machine.complaints()} - {Trouble.STALL}
         if not self._ready:
             what = f"not ready after {self._patience} s" if late else "QEMU ended"
-            if broken:
-                what = ", ".join(sorted(broken))
-            self._boot_failure(what, kernel=Trouble.CRASH in broken)
+            self._boot_failure(Trouble.CRASH if broken else what, kernel=broken)
         if self._options.mode == "shell":
             self._status = 0
         elif self._machine.killed() and not broken:
