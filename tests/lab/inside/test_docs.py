@@ -21,7 +21,7 @@ PACKAGES = Path("/run/lab")
 # Those that look, or whose doing ends with the test. Others have tests of their own: attach
 # (test_attach.py), bench (test_bench.py), apply and the daemon (test_tune.py).
 RUN = ("status", "show", "top", "plan", "verify", "doctor", "policy", "record", "undo")
-GUESTS = re.compile(r"vyos1|vr1|qemu:fw|GUEST")
+GUESTS = re.compile(r"vyos1|vr1|qemu:fw|proxmox:101|GUEST")
 
 
 def pages(package: Path) -> dict[str, str]:
