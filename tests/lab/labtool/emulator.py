@@ -26,6 +26,7 @@ from .releases import RELEASES
 
 _RELEASE = RELEASES["backports"]
 _PACKAGE = "qemu-system-x86"
+_PROGRAM = "usr/bin/qemu-system-x86_64"
 _LIBRARIES = "usr/lib/x86_64-linux-gnu"
 _DATA = ("usr/share/qemu", "usr/share/seabios", "usr/lib/ipxe/qemu")
 
@@ -59,7 +60,7 @@ class Emulator:
         """How to start it: with its own loader and libraries, not this machine's."""
         libraries = self.place / _LIBRARIES
         command = [str(libraries / "ld-linux-x86-64.so.2"), "--library-path", str(libraries)]
-        command += [str(self.place / "usr/bin/qemu-system-x86_64")]
+        command += [str(self.place / _PROGRAM)]
         for directory in _DATA:
             command += ["-L", str(self.place / directory)]
         return command
@@ -86,7 +87,7 @@ def _fetch(place: Path) -> None:
     # What is wanted is in usr; the rest is apt's and of no use without a chroot.
     (root / "usr").rename(place / "usr")
     shutil.rmtree(root)
-    program = place / "usr/bin/qemu-system-x86_64"
+    program = place / _PROGRAM
     code, missed = mended(program.read_bytes())
     program.write_bytes(code)
     for function in missed:
@@ -98,10 +99,9 @@ def mended(code: bytes) -> tuple[bytes, list[str]]:
     exactly once, which stay as they are."""
     missed = []
     for function, pattern in _MENDS.items():
-        found = list(re.finditer(pattern, code, re.DOTALL))
-        if len(found) != 1:
+        without, times = re.subn(pattern, lambda m: _NOP * len(m[0]), code, flags=re.DOTALL)
+        if times == 1:
+            code = without
+        else:
             missed.append(function)
-            continue
-        begin, end = found[0].span()
-        code = code[:begin] + _NOP * (end - begin) + code[end:]
     return code, missed

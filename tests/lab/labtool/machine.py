@@ -47,12 +47,11 @@ class MainLoop:
     def asleep(self, seconds: float) -> bool:
         """Whether it has neither run nor waited to run for so long, as when this machine was stopped
         and its clocks jumped: each CPU of a kernel has a timer that fires every four seconds
-        (watchdog_timer_fn). Call it often: it compares with what it saw."""
-        now = time.monotonic()
-        with contextlib.suppress(OSError):
-            ran = self._schedstat.read_text()
-            if self._ran[0] != ran:
-                self._ran = ran, now
+        (watchdog_timer_fn). Call it often: it compares with what it saw. Raises OSError once the
+        process has been waited for."""
+        now, ran = time.monotonic(), self._schedstat.read_text()
+        if self._ran[0] != ran:
+            self._ran = ran, now
         return now - self._ran[1] > seconds
 
 
@@ -82,7 +81,7 @@ class Machine:
         self._interactive = options.mode == "shell"
         self._process: subprocess.Popen[bytes] | None = None
         self._log = (self._run / "qemu.log").open("wb")
-        self._loop: MainLoop | None = None
+        self._main_loop: MainLoop | None = None
 
     def __enter__(self) -> Self:
         self._process = subprocess.Popen(
@@ -93,6 +92,7 @@ class Machine:
             # Ctrl-C is for the tool, which then ends QEMU in its own time.
             start_new_session=not self._interactive,
         )
+        self._main_loop = MainLoop(self._process.pid)
         for name, listener in self._listeners.items():
             listener.settimeout(0.2)
             while name not in self.ports and self.alive():
@@ -135,10 +135,8 @@ class Machine:
 
     def asleep(self, seconds: float) -> bool:
         """As MainLoop.asleep."""
-        assert self._process is not None
-        if self._loop is None:
-            self._loop = MainLoop(self._process.pid)
-        return self._loop.asleep(seconds)
+        assert self._main_loop is not None
+        return self._main_loop.asleep(seconds)
 
     def serial_tail(self, lines: int) -> list[str]:
         text = ""
