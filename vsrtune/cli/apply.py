@@ -24,6 +24,7 @@ from vsrtune.cli.options import (
     dry_run_option,
     journal_option,
     json_option,
+    lasting,
     load_policies,
     observe,
     options,
@@ -149,7 +150,7 @@ def apply(
             # The plan puts back what guests have brought along; the journal must record it first.
             executor.adopt_brought(snapshot, snapshot.guests, opened)
             if made is None:
-                entries, steps = opened.entries(), opened.steps
+                entries, steps = lasting(opened.entries(), snapshot), opened.steps
                 made = full_plan(snapshot, policies, entries, reassert=True, steps=steps)
             named = assign(snapshot.guests, policies) if stored is None else None
             show(tables.plan_tables(made, named, verbose=verbose), wide=wide)

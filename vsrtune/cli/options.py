@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from vsrtune.model.journal_records import Entry
     from vsrtune.model.snapshot import Snapshot
     from vsrtune.model.stepdown import Steps
+    from vsrtune.model.targets import Target
     from vsrtune.policy.matching import QemuFilter
     from vsrtune.policy.model import Policy
 
@@ -368,6 +369,23 @@ def journalled(journal: Path, root: Path | None) -> tuple[tuple[Entry, ...], Ste
 
     fold = read_fold(journal, boot_id())
     return tuple(fold.live.values()), fold.steps
+
+
+def lasting(entries: Iterable[Entry], snapshot: Snapshot) -> tuple[Entry, ...]:
+    """The entries without the classes of threads that have ended, of which there is nothing to give
+    back. What ``snapshot`` does not show may have ended or hide."""
+    from vsrtune.host.filesystem import LiveRoot
+    from vsrtune.host.procfs import has_ended
+    from vsrtune.model.targets import ThreadSched
+
+    root, shown = LiveRoot(), {t.key for guest in snapshot.guests for t in guest.threads}
+
+    def ended(target: Target) -> bool:
+        if not isinstance(target, ThreadSched) or target.thread in shown:
+            return False
+        return has_ended(root, target.thread)
+
+    return tuple(entry for entry in entries if not ended(entry.target))
 
 
 def load_policies(dirs: tuple[Path, ...]) -> tuple[Policy, ...]:

@@ -14,6 +14,7 @@ from vsrtune.cli.options import (
     StatePlaces,
     chosen,
     journalled,
+    lasting,
     load_policies,
     look_options,
     observe,
@@ -177,6 +178,7 @@ def _planned(
 ) -> tuple[Snapshot, Plan]:
     entries, steps = journalled(places.journal, root)
     snapshot = observe(root, places.uri, trace_seconds, policies, entries)
+    entries = lasting(entries, snapshot)
     return snapshot, full_plan(snapshot, policies, entries, reassert=reassert, steps=steps)
 
 

@@ -18,6 +18,7 @@ from vsrtune.cli.options import (
     chosen,
     journal_option,
     journalled,
+    lasting,
     look_options,
     observe,
     options,
@@ -92,6 +93,7 @@ def show(
     # Other commands report policies and journals that cannot be read.
     with contextlib.suppress(VsrtuneError):
         entries, stepped = journalled(journal, root)
+        entries = lasting(entries, host)
         plan = full_plan(host, load_dirs(policy_dirs), entries, steps=stepped)
     shown = frozenset(g.ref for g in snapshot.guests)
     steps = tables.step_table(s for s in plan.skipped if s.guest in shown)
@@ -167,7 +169,7 @@ def current_state(
 ) -> DaemonState:
     """The state that a daemon would have after a pass over ``host`` in which it changes nothing, of
     the guests that are ``shown``."""
-    made = full_plan(host, policies, entries, steps=steps)
+    made = full_plan(host, policies, lasting(entries, host), steps=steps)
     refs = frozenset(guest.ref for guest in shown.guests)
     if len(refs) < len(host.guests):
         made = made.about(refs)

@@ -44,6 +44,7 @@ from vsrtune.plan.drift import NO_MEMORY, Memory
 from vsrtune.plan.planner import Inputs, Judged, checked, is_deadline, judge
 from vsrtune.plan.safety.invariants import PlanError
 from vsrtune.plan.safety.projection import project_actions
+from vsrtune.plan.safety.starvation import unguarded
 from vsrtune.policy.matching import policies_of
 from vsrtune.policy.model import Policy
 
@@ -51,6 +52,7 @@ _PINS = ThreadAffinity | VcpuPin | EmulatorPin
 
 REASON = "no policy asks for it any more"
 ADRIFT = "a CPU that it was given is offline, so it may run on others"
+UNSEEN = "its guest no longer shows this thread, so nothing guards its class"
 
 
 def full_plan(
@@ -91,12 +93,14 @@ def plan_with_releases(
         t for t in brought_pins.brought(entries) & written.keys() if t.guest not in waiting
     )
     adrift = _adrift(snapshot, written)
+    unseen = unguarded(snapshot, written)
     unable: dict[str, tuple[Refusal, ...]] = {}
     released: frozenset[Target] = frozenset()
     # The guests that the judgement before these releases refused; None without releases.
     refused: frozenset[str] | None = None
     while True:
-        after = replace(_after(inputs, entries, released, came, adrift), unable=unable)
+        after = _after(inputs, entries, released, came, adrift, unseen)
+        after = replace(after, unable=unable)
         judged = judge(after)
         why = judged.plan.refusals
         late = [] if refused is None else [r for r in why if r.guest not in refused]
@@ -106,7 +110,7 @@ def plan_with_releases(
             released, refused = frozenset(), None
             continue
         refused = frozenset(r.guest for r in why)
-        more = _released(inputs, judged, adrift) | came
+        more = _released(inputs, judged, adrift) | came | unseen
         if not more <= released:
             released |= more
             continue
@@ -137,9 +141,11 @@ def _after(
     released: Collection[Target],
     came: Collection[Target],
     adrift: Collection[Target],
+    unseen: Collection[Target],
 ) -> Inputs:
     """The inputs of the plan for the host as the releases of these targets leave it. ``came``:
-    targets that guests have brought along; ``adrift`` as ``_adrift`` finds them."""
+    targets that guests have brought along; ``adrift`` as ``_adrift`` finds them, ``unseen`` as
+    ``unguarded`` does."""
     if not released:
         return inputs
     snapshot, written = inputs.snapshot, inputs.applied
@@ -148,11 +154,11 @@ def _after(
     disowned: list[Target] = []
     for entry in undo_order(e for e in entries if e.target in released):
         target, applied = entry.target, written[entry.target]
-        if _is_vanished(present, target):
+        if target not in unseen and _is_vanished(present, target):
             continue
         if target in came or _is_applied(snapshot.host, present.value(target), applied):
             reason = brought_pins.REASON if target in came else REASON
-            reason = ADRIFT if target in adrift else reason
+            reason = ADRIFT if target in adrift else UNSEEN if target in unseen else reason
             back.append(Action(target, applied, entry.original, reason, release=True))
         else:
             disowned.append(target)

@@ -33,6 +33,7 @@ from vsrtune.plan.phases import Draft
 from vsrtune.plan.placement.costs import Chosen
 from vsrtune.plan.requirements import Context, Requirements, requirements_of
 from vsrtune.plan.safety import invariants
+from vsrtune.plan.safety.starvation import unguarded
 from vsrtune.policy.matching import assign
 from vsrtune.policy.model import Policy, host_keys
 
@@ -117,6 +118,8 @@ def plan_alone(
     desired = draft.desired.union(*(r.desired for r in per_guest))
     complete = {g.ref for g in guests if not g.waits}
     if any(t.guest in complete and t not in desired for t in written):
+        return None
+    if unguarded(snapshot, written):
         return None
     # CPUs that the others' policies name by hand count; where the others are served is unchanged.
     heeded = {g.ref: whole.heeded[g.ref] for g in guests if g.ref in whole.heeded}

@@ -258,6 +258,43 @@ def test_a_start_while_libvirt_is_silent(
     assert restarts() == "0"
 
 
+@contextlib.contextmanager
+def command_line_ends(pid: int, words: bytes) -> Iterator[None]:
+    """The last words of a process's command line are others meanwhile: it may overwrite them."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    place = int(fields[46]) - len(words)  # arg_end of proc(5), the 49th field
+    with open(f"/proc/{pid}/mem", "r+b", buffering=0) as memory:
+        memory.seek(place)
+        before = memory.read(len(words))
+        memory.seek(place)
+        memory.write(words)
+        try:
+            yield
+        finally:
+            memory.seek(place)
+            memory.write(before)
+
+
+@pytest.mark.parametrize("kind", ["libvirt", "qemu"])
+def test_a_router_that_hides_keeps_no_realtime_class(
+    tuned: set[int], guests: list[LabGuest], kind: str
+) -> None:
+    """Its QEMU says that it has no machine. The guard watches guests that are seen."""
+    hiding = next(g for g in guests if g.kind == kind)
+    others = [g for g in guests if g is not hiding]
+    masks = {tid: labhelp.mask(tid) for tid in hiding.data_plane()}
+
+    def classes() -> set[str]:
+        return {hoststate.sched(tid).split()[0] for tid in masks}
+
+    assert "policy=0" not in classes()
+    with command_line_ends(hiding.pid, b"\0-M\0none\0"):
+        labhelp.wait_for(lambda: classes() == {"policy=0"}, "its classes are given back", 180)
+        assert {tid: labhelp.mask(tid) for tid in masks} == masks
+        assert untuned(others, tuned) == []
+    labhelp.wait_for(lambda: untuned([hiding], tuned) == [], "tuned once it is seen again", 180)
+
+
 @labhelp.core("bookworm")
 def test_two_of_roots_with_one_name(
     restored: None, plain_guest: LabGuest, irq_cpus: set[int]

@@ -26,10 +26,12 @@ from vsrtune.core.errors import ObserveError, VsrtuneError, WriteError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.daemon.systemd import LOGGER
 from vsrtune.execute.journal import Journal, read_entries
-from vsrtune.host.filesystem import boot_id
-from vsrtune.model.guest import Sched, SchedClass
+from vsrtune.host.filesystem import LiveRoot, boot_id
+from vsrtune.host.procfs import parse_stat
+from vsrtune.model.guest import Sched, SchedClass, ThreadKey
+from vsrtune.model.journal_records import Entry
 from vsrtune.model.snapshot import Problem, Snapshot
-from vsrtune.model.targets import Target, Value
+from vsrtune.model.targets import Target, ThreadSched, Value
 
 GOOD = 'guest: "*"\ncpus: {vcpu: 1, vhost: 2}\nqueue: {macvtap: 300}\nprofile: none\n'
 REPO = Path(__file__).resolve().parents[3]
@@ -608,6 +610,20 @@ def test_start_up_does_not_load_what_is_not_needed(
 
 def test_recorded_host_is_nobodys_journal(tmp_path: Path) -> None:
     assert options.journalled(tmp_path / "missing", tmp_path) == ((), {})
+
+
+def test_classes_of_threads_that_have_ended_are_planned_for_nobody() -> None:
+    """Those of threads that run and that no guest shows are."""
+    pid, root, sched = os.getpid(), LiveRoot(), Sched(SchedClass.RR, 7)
+    start = parse_stat(root.read(f"/proc/{pid}/stat")).start_time
+    # Its own thread, one of an earlier process of this pid, and a thread that is no more.
+    keys = [ThreadKey(pid, pid, start), ThreadKey(pid, pid, start - 1), ThreadKey(pid, 1, start)]
+    entries = [Entry(ThreadSched("vr1", key, ""), sched, sched, "done") for key in keys]
+    shown = samples.snapshot(samples.guest("vr1"))
+    (thread, *_) = shown.guests[0].threads
+    entries.append(Entry(ThreadSched("vr1", thread.key, ""), sched, sched, "done"))
+    kept = options.lasting(entries, shown)
+    assert [e.target for e in kept] == [entries[0].target, entries[3].target]
 
 
 def test_a_guest_with_an_awkward_name_is_shown(run: Cli) -> None:

@@ -110,15 +110,22 @@ class TestPass:
         }
         assert [g.ref for g in passes.state.guests] == ["vr 2.ü"]
 
-    def test_guest_missing_because_its_reader_failed_is_not_forgotten(
+    def test_guest_missing_because_its_reader_failed_keeps_all_but_its_classes(
         self, host: FakeHost, passes: Reconciler, journal: Journal
     ) -> None:
+        """The guard does not see it either."""
+        untuned = thread(host, Role.VCPU).sched
         passes.run()
         whole = host.snapshot
         hidden = replace(whole, guests=())
         host.observe = lambda trace_seconds=0.0: hidden  # type: ignore[method-assign]
         passes.run()
         assert {e.target.guest for e in journal.entries()} == {"vr1"}
+        assert thread(host, Role.VCPU) == replace(
+            *whole.guests[0].by_role(Role.VCPU), sched=untuned
+        )
+        del host.observe  # type: ignore[method-assign]
+        passes.run()
         assert host.snapshot == whole
 
     def test_drift_is_corrected_and_counted(self, host: FakeHost, passes: Reconciler) -> None:
@@ -1133,27 +1140,33 @@ def test_a_guest_that_is_switched_keeps_no_other_from_being_tuned_and_no_end_fro
     blocked.answer.set()
 
 
-@pytest.mark.parametrize("told_to_stop", [True, False])
-def test_a_defect_in_a_pass_ends_the_daemon_and_a_stop_restores_even_so(
-    host: FakeHost, journal: Journal, monkeypatch: pytest.MonkeyPatch, told_to_stop: bool
+@pytest.mark.parametrize("when", ["told to stop", "first pass", "later"])
+def test_a_defect_in_a_pass_ends_the_daemon_and_leaves_no_guest_without_a_guard(
+    host: FakeHost, journal: Journal, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
-    """systemd starts the daemon again unless it was told to stop; nobody would undo then."""
+    """systemd starts the daemon again unless it was told to stop; nobody would undo then. One that
+    fails in its first pass guards nothing, and the next may fail there too."""
     reconciler = Reconciler(host, host, journal, policies())
     reconciler.run()
     tuned = host.snapshot
     daemon = Daemon(reconciler, policies, FakeNotifier(), timing=QUICK)
+    left = 1 if when == "later" else 0
 
     def run(_scope: Scope) -> bool:
-        if told_to_stop:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            daemon.mark_dirty("an event")
+            return False
+        if when == "told to stop":
             daemon.ask_stop()
         raise KeyError("uuid")
 
     monkeypatch.setattr(reconciler, "run", run)
-    if told_to_stop:
+    if when == "told to stop":
         assert daemon.run() == ExitCode.DONE
-        assert host.snapshot == samples.snapshot()
     else:
         with pytest.raises(KeyError):
             daemon.run()
-        assert host.snapshot == tuned
-        assert journal.entries()
+    assert host.snapshot == (tuned if when == "later" else samples.snapshot())
+    assert bool(journal.entries()) is (when == "later")

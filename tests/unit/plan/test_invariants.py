@@ -45,7 +45,7 @@ from vsrtune.model.targets import (
 )
 from vsrtune.plan.deadline import partitions
 from vsrtune.plan.deadline.model import RootDomains
-from vsrtune.plan.full_plan import full_plan
+from vsrtune.plan.full_plan import UNSEEN, full_plan
 from vsrtune.plan.interrupt_cpus import interrupt_cpus
 from vsrtune.plan.phases import Draft, Phase
 from vsrtune.plan.planner import plan
@@ -445,12 +445,31 @@ def test_released_names_what_no_policy_asks_for_any_more() -> None:
     assert released(applied, [], ours) == {e.target for e in ours}
 
 
-def test_released_spares_refused_and_unseen_guests() -> None:
+def test_released_spares_refused_guests() -> None:
     ours = journalled(GOOD)
     applied = project_actions(SNAPSHOT, GOOD.actions)
     broken = Policy("p", "vr1", vcpu=CpuSet([99]))
     assert released(applied, [broken], ours) == frozenset()
-    assert released(replace(applied, guests=()), [], ours) == frozenset()
+
+
+@pytest.mark.parametrize("seen_as", ["nothing", "another guest", "fewer threads"])
+def test_what_its_guest_does_not_show_loses_its_realtime_class_alone(seen_as: str) -> None:
+    """A process chooses its command line and how many threads it has; the guard sees guests."""
+    ours = journalled(GOOD)
+    applied = project_actions(SNAPSHOT, GOOD.actions)
+    (guest,) = applied.guests
+    hidden = {
+        "nothing": (),
+        "another guest": (replace(guest, name="else"),),
+        "fewer threads": (replace(guest, threads=()),),
+    }[seen_as]
+    policies = [POLICY] if seen_as == "fewer threads" else []
+    made = full_plan(replace(applied, guests=hidden), policies, ours)
+    back = {a.target: a.after for a in made.actions if a.release}
+    classes = {e.target: e.original for e in ours if isinstance(e.target, ThreadSched)}
+    assert len(classes) == 3
+    assert back == classes
+    assert {a.reason for a in made.actions if a.release} == {UNSEEN}
 
 
 def test_released_spares_a_guest_that_libvirt_is_busy_with() -> None:

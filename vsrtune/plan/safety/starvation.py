@@ -39,10 +39,13 @@ from vsrtune.model.guest import (
     Guest,
     NicKind,
     Role,
+    Sched,
     ThreadKey,
     thread_label,
 )
 from vsrtune.model.load import GuestFrames, counted_devices
+from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import HOST_REF, Target, ThreadSched, Value
 
 SURE = 1.0
 SAMPLES = 3
@@ -141,6 +144,23 @@ def subject(
     )
     cpus = frozenset(cpu for role in roles for t in guest.by_role(role) for cpu in t.affinity)
     return Subject(guest.ref, threads, counted_devices(guest, shared), cpus)
+
+
+def unguarded(snapshot: Snapshot, applied: Mapping[Target, Value]) -> frozenset[Target]:
+    """The realtime classes and budgets of threads that no guest of that name shows. A process can
+    hide what it is: it chooses its command line, and how many threads it has. The guard watches
+    guests, so what is not seen keeps no such class. The other settings stay: the guest may have
+    been unreadable."""
+    owners = {t.key: guest.ref for guest in snapshot.guests for t in guest.threads}
+    return frozenset(
+        t
+        for t, value in applied.items()
+        if isinstance(t, ThreadSched)
+        and t.guest != HOST_REF
+        and isinstance(value, Sched)
+        and value.cls in TIMED
+        and owners.get(t.thread) != t.guest
+    )
 
 
 @dataclass(frozen=True, slots=True)
