@@ -337,7 +337,12 @@ class Reconciler:
             plan = self._plan(observed.snapshot)
         applied = self._journal.applied(observed.names)
         log_plan(plan, self._said)
-        done, unsettled = self._apply(plan, observed)
+        try:
+            done, unsettled = self._apply(plan, observed)
+        except JournalError:
+            # The guard watches what an earlier run left, even if this one cannot write.
+            self._publish(observed, plan, Counter(a.target.guest for a in plan.actions))
+            raise
         for guest, count in waiting(plan).items():
             unsettled[guest] = unsettled.get(guest, 0) + count
         self._drift.learn(plan, done, observed)

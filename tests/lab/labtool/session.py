@@ -206,8 +206,9 @@ class _Conversation:
         self._status: int | None = None
         self._journal: list[str] = []
         self._partial = b""
-        # Those of a pair boot at once.
-        self._patience = _BOOT_TIMEOUT if options.member is None else 2 * _BOOT_TIMEOUT
+        # Those of a pair boot at once, and detectors make a kernel slow.
+        slow = options.member is not None or options.kernel
+        self._patience = 2 * _BOOT_TIMEOUT if slow else _BOOT_TIMEOUT
         self._deadline = time.monotonic() + self._patience
 
     def hold(self) -> int:

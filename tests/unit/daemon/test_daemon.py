@@ -1019,6 +1019,25 @@ def test_a_journal_that_failed_once_is_written_anew_by_the_next_pass(
     assert host.snapshot == samples.snapshot()
 
 
+def test_guests_of_an_earlier_run_are_seen_though_the_journal_cannot_be_written(
+    host: FakeHost, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The guard watches the guests of the state."""
+    Reconciler(host, host, journal, policies()).run()
+    host.set_queue(77)
+    monkeypatch.setattr(journal, "reserve", lambda _actions: full_disk())
+    passes = Reconciler(host, host, journal, policies())
+    assert not passes.run()
+    assert "No space left" in passes.state.failure
+    assert passes.state.snapshot == host.snapshot
+    (state,) = passes.state.guests
+    assert (state.tuned, state.drift, bool(state.policy)) == (False, 1, True)
+
+
+def full_disk() -> None:
+    raise JournalError("No space left on device")
+
+
 @pytest.mark.parametrize("before", ["well", "broken"])
 def test_a_stop_writes_a_journal_that_fails_anew_and_puts_all_back(
     host: FakeHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, before: str
