@@ -17,6 +17,7 @@ from pathlib import Path
 import shell_samples as samples
 from fake_host import FakeHost
 
+from vsrtune.cli.options import lasting
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.execute.journal import Journal
 from vsrtune.model.guest import Confidence, Guest, Role, WorkerKind
@@ -130,7 +131,8 @@ def test_what_is_left_after_churn_is_what_the_policies_say_and_then_what_was(
 
         def run() -> None:
             """A pass, which writes what `vsrtune plan` would show."""
-            shown = full_plan(host.snapshot, passes.policies, journal.entries())
+            entries = lasting(journal.entries(), host.snapshot)
+            shown = full_plan(host.snapshot, passes.policies, entries)
             begin = len(host.written)
             passes.run()
             assert host.written[begin:] == [(a.target, a.after) for a in shown.actions]

@@ -11,6 +11,7 @@ from fake_host import FakeHost
 from plan_cases import CASES, read
 from shell_samples import policies
 
+from vsrtune.cli.options import lasting
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting, WriteError
 from vsrtune.daemon.reconciler import Reconciler
@@ -42,7 +43,8 @@ class Daemon:
 
     def reload(self, policies: tuple[Policy, ...]) -> Plan:
         """A reload with these policies; the plan for it."""
-        shown = full_plan(self.host.snapshot, policies, self.journal.entries(), reassert=True)
+        entries = lasting(self.journal.entries(), self.host.snapshot)
+        shown = full_plan(self.host.snapshot, policies, entries, reassert=True)
         begin, errors = len(self.host.written), self.passes.state.totals.write_errors
         self.passes.reload(policies)
         self.passes.run()
