@@ -372,18 +372,18 @@ def journalled(journal: Path, root: Path | None) -> tuple[tuple[Entry, ...], Ste
 
 
 def lasting(entries: Iterable[Entry], snapshot: Snapshot) -> tuple[Entry, ...]:
-    """The entries without the classes of guests' threads that have ended, of which there is nothing
-    to give back. What ``snapshot`` does not show may have ended or hide."""
-    from vsrtune.host.filesystem import LiveRoot
-    from vsrtune.host.procfs import has_ended
-    from vsrtune.model.targets import HOST_REF, ThreadSched
+    """The entries without the classes of threads that have ended, of which there is nothing to give
+    back. What ``snapshot`` does not show may have ended or hide."""
+    from vsrtune.execute.comparison import is_gone
+    from vsrtune.execute.host_writer import LiveSysOps
+    from vsrtune.model.present import PresentValues
+    from vsrtune.model.targets import ThreadSched
 
-    root, shown = LiveRoot(), {t.key for guest in snapshot.guests for t in guest.threads}
+    ops, present = LiveSysOps(), PresentValues(snapshot)
 
     def ended(target: Target) -> bool:
-        if not isinstance(target, ThreadSched) or target.guest == HOST_REF:
-            return False
-        return target.thread not in shown and has_ended(root, target.thread)
+        hidden = isinstance(target, ThreadSched) and not present.shows(target)
+        return hidden and is_gone(target, ops)
 
     return tuple(entry for entry in entries if not ended(entry.target))
 

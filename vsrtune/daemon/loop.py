@@ -86,8 +86,6 @@ class Daemon:
         self._keep = keep
         self._clock = clock
         self._wake = Wakeup()
-        # Whether a pass has shown the guard what to watch.
-        self._began = False
         self._stop_requested = False
         # Whether the host is to be put back; otherwise the stop is a handover.
         self._restore = False
@@ -189,14 +187,14 @@ class Daemon:
         """Run until asked to stop. Return DONE, FAILED when something could not be undone,
         or HANDED_OVER. An error that is no VsrtuneError is raised, and the host stays tuned for
         the next daemon, which systemd starts. This one puts the host back first after a stop was
-        requested, because no daemon follows, and in its first pass, because the next daemon may
-        fail in the same way and would guard nothing until then."""
+        requested, because no daemon follows, and before a pass has shown the guard what to watch,
+        because the next daemon may fail in the same way."""
         self._reconciler.recover()
         try:
             self._work()
         except Exception:
             if not self._stop_requested:
-                if not self._began:
+                if self._reconciler.state.snapshot is None:
                     LOGGER.error(
                         "the first pass failed: what an earlier run left tuned is put back, "
                         "because nobody guards it"
@@ -216,7 +214,6 @@ class Daemon:
     def _work(self) -> None:
         """Run passes until asked to stop."""
         self._pass(FULL)
-        self._began = True
         self._notifier.ready()
         LOGGER.info("ready: %s", self._status())
         while not self._stop_requested:

@@ -17,7 +17,6 @@ from dataclasses import replace
 from vsrtune.core.errors import (
     JournalError,
     UntriedError,
-    VanishedError,
     VsrtuneError,
     WriteError,
 )
@@ -29,6 +28,7 @@ from vsrtune.daemon.scope import FULL, NOTHING, UNANNOUNCED, Scope
 from vsrtune.daemon.systemd import LOGGER, fields
 from vsrtune.daemon.trace_schedule import Tracing
 from vsrtune.execute import executor
+from vsrtune.execute.comparison import is_gone
 from vsrtune.execute.executor import Result
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
@@ -536,15 +536,7 @@ def forget(observed: SnapshotSlice, ops: LiveSysOps, journal: Journal) -> None:
     present = PresentValues(observed.alone())
     for entry in journal.entries(observed.names):
         target = entry.target
-        if present.shows(target):
-            continue
-        try:
-            vanished = ops.read(target) is False
-        except VanishedError:
-            vanished = True
-        except VsrtuneError:
-            vanished = False
-        if not vanished:
+        if present.shows(target) or not is_gone(target, ops):
             continue
         try:
             taken = executor.drop_vanished(target, ops, journal)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Whether the host has a value: the very one, one that was cut, or a half-written one.
+"""Whether the host has a value: the very one, one that was cut, a half-written one, or none.
 
 A cpuset partition takes its CPUs from the masks of all threads outside it. A mask that undo
 restores may therefore lack them (``cut``); a mask that a plan asks for may not.
@@ -8,11 +8,22 @@ restores may therefore lack them (``cut``); a mask that a plan asks for may not.
 from __future__ import annotations
 
 from vsrtune.core.cpuset import CpuSet
+from vsrtune.core.errors import VanishedError, VsrtuneError
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.model.deadline import LEAVING
 from vsrtune.model.guest import Sched
 from vsrtune.model.journal_records import ours, same_setting
-from vsrtune.model.targets import CpusetList, PartitionState, Pin, TimeSlice, Value
+from vsrtune.model.targets import CpusetList, PartitionState, Pin, Target, TimeSlice, Value
+
+
+def is_gone(target: Target, ops: LiveSysOps) -> bool:
+    """Whether a target no longer exists. False when that cannot be read."""
+    try:
+        return ops.read(target) is False
+    except VanishedError:
+        return True
+    except VsrtuneError:
+        return False
 
 
 def exactly(wanted: Value, now: Value, ops: LiveSysOps) -> bool:

@@ -195,17 +195,6 @@ def read_thread(root: HostRoot, pid: int, tid: int) -> RawThread | None:
         return None
 
 
-def has_ended(root: HostRoot, key: ThreadKey) -> bool:
-    """Whether a thread is gone. False where /proc does not tell."""
-    try:
-        stat = parse_stat(root.read(f"/proc/{key.pid}/task/{key.tid}/stat"))
-    except (FileNotFoundError, ProcessLookupError):
-        return True
-    except (OSError, ValueError, IndexError):
-        return False
-    return stat.start_time != key.start_time
-
-
 def read_kvm_vcpus(root: HostRoot, pid: int) -> dict[int, int]:
     """tid to vcpu number of the machine that a process has made (``kvm_create_vm_debugfs``). KVM
     tells since 6.0 which thread last ran a vcpu, 0 for none (``vcpu_get_pid``). Its own numbers

@@ -94,22 +94,26 @@ def plan_with_releases(
     )
     adrift = _adrift(snapshot, written)
     unseen = unguarded(snapshot, written)
+    why = {
+        **dict.fromkeys(came, brought_pins.REASON),
+        **dict.fromkeys(unseen, UNSEEN),
+        **dict.fromkeys(adrift, ADRIFT),
+    }
     unable: dict[str, tuple[Refusal, ...]] = {}
     released: frozenset[Target] = frozenset()
     # The guests that the judgement before these releases refused; None without releases.
     refused: frozenset[str] | None = None
     while True:
-        after = _after(inputs, entries, released, came, adrift, unseen)
-        after = replace(after, unable=unable)
+        after = replace(_after(inputs, entries, released, why), unable=unable)
         judged = judge(after)
-        why = judged.plan.refusals
-        late = [] if refused is None else [r for r in why if r.guest not in refused]
+        refusals = judged.plan.refusals
+        late = [] if refused is None else [r for r in refusals if r.guest not in refused]
         if late:
             for refusal in late:
                 unable[refusal.guest] = (*unable.get(refusal.guest, ()), refusal)
             released, refused = frozenset(), None
             continue
-        refused = frozenset(r.guest for r in why)
+        refused = frozenset(r.guest for r in refusals)
         more = _released(inputs, judged, adrift) | came | unseen
         if not more <= released:
             released |= more
@@ -139,13 +143,10 @@ def _after(
     inputs: Inputs,
     entries: Sequence[Entry],
     released: Collection[Target],
-    came: Collection[Target],
-    adrift: Collection[Target],
-    unseen: Collection[Target],
+    why: Mapping[Target, str],
 ) -> Inputs:
-    """The inputs of the plan for the host as the releases of these targets leave it. ``came``:
-    targets that guests have brought along; ``adrift`` as ``_adrift`` finds them, ``unseen`` as
-    ``unguarded`` does."""
+    """The inputs of the plan for the host as the releases of these targets leave it. ``why``: the
+    reasons other than REASON."""
     if not released:
         return inputs
     snapshot, written = inputs.snapshot, inputs.applied
@@ -154,11 +155,11 @@ def _after(
     disowned: list[Target] = []
     for entry in undo_order(e for e in entries if e.target in released):
         target, applied = entry.target, written[entry.target]
-        if target not in unseen and _is_vanished(present, target):
+        reason = why.get(target, REASON)
+        if reason != UNSEEN and _is_vanished(present, target):
             continue
-        if target in came or _is_applied(snapshot.host, present.value(target), applied):
-            reason = brought_pins.REASON if target in came else REASON
-            reason = ADRIFT if target in adrift else UNSEEN if target in unseen else reason
+        came = reason == brought_pins.REASON
+        if came or _is_applied(snapshot.host, present.value(target), applied):
             back.append(Action(target, applied, entry.original, reason, release=True))
         else:
             disowned.append(target)
