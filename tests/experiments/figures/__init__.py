@@ -48,6 +48,7 @@ FIGURES: tuple[Figure, ...] = (
     levers.HOST,
     levers.GUEST,
     levers.ISOLATION,
+    levers.REST,
     fig02.FIGURE,
     fig03.FIGURE,
     budgets.FIG04,

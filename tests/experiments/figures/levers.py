@@ -8,7 +8,17 @@ from typing import Any
 
 from experiments.data import Data
 from experiments.judge import more, sooner, top
-from experiments.plan import BASE, Claim, Figure, Run, fifo, policy, shipped
+from experiments.plan import (
+    BASE,
+    BOOKWORM,
+    Claim,
+    Figure,
+    Run,
+    fifo,
+    policy,
+    shipped,
+    untuned,
+)
 from experiments.text import offered
 from vsrtune.bench.report import plots
 
@@ -149,8 +159,8 @@ _ISOLATION = (
 _SHARES = (0.5, 1.0)
 
 
-def _share(data: Data, share: float) -> float:
-    return data.scaled("levers", _SHARES, share)
+def _share(data: Data, share: float, shares: Sequence[float] = _SHARES) -> float:
+    return data.scaled("levers", shares, share)
 
 
 ISOLATION = Figure(
@@ -173,6 +183,46 @@ ISOLATION = Figure(
         )
         for text, c in _ISOLATION
         for share in _SHARES
+    ),
+    native=None,
+)  # fmt: skip
+
+
+# Before 6.12 the kernel stops all realtime threads of a CPU for the rest of a second in which they
+# have run for sched_rt_runtime_us (update_curr_rt, sched_rt_period_timer), whether or not anything
+# else wants that CPU. From 6.12 on only threads that starve make them give way (fair_server).
+_SET = "sysctl -qw kernel.sched_rt_runtime_us="
+_UNTUNED, _REST = "untuned", "rest of 10 ms"
+_LOADED = (0.5, 1.0, 4.0)
+REST = Figure(
+    id="levers-rest",
+    title="The rest that realtime threads must leave, kernel 6.1",
+    paper="",
+    ours="The shipped policy with the kernel's own limit for realtime threads, 950 ms of each second on "
+    "a CPU, and with 990 ms (kernel.sched_rt_runtime_us=990000), beside the untuned router. A kernel "
+    "before 6.12 stops the router for what is left of the second, so the delay of what comes "
+    "meanwhile is up to 50 ms. vsrtune does not write that limit.",
+    runs=(
+        Run(
+            "levers", BOOKWORM,
+            (
+                untuned(_UNTUNED),
+                policy(_OURS, _SHIPPED),
+                _shell(_REST, f"{_SET}990000", f"{_SET}950000", _SHIPPED),
+            ),
+            scaled=("peers-6.1/untuned", _LOADED), latency=True, seconds=5.5, seed=34,
+        ),
+    ),
+    claims=tuple(
+        Claim(
+            text.format(share=share),
+            sooner("levers", _REST, theirs, partial(_share, share=share, shares=_LOADED)),
+        )
+        for text, theirs in (
+            ("A rest of 10 ms instead of 50, at {share:g} of the untuned peak.", _OURS),
+            ("With it, against the untuned router, at {share:g} of the untuned peak.", _UNTUNED),
+        )
+        for share in _LOADED
     ),
     native=None,
 )  # fmt: skip
