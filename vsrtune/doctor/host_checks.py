@@ -10,9 +10,9 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.text import counted
 from vsrtune.doctor.model import Case, Finding, error, info, ok, warning
 from vsrtune.model.cpuset_tree import at_or_below
-from vsrtune.model.deadline import UNIT, percent
+from vsrtune.model.deadline import UNIT, has_fair_server, percent
 from vsrtune.model.deadline import bandwidth as booked_by
-from vsrtune.model.guest import Guest, Role, SchedClass
+from vsrtune.model.guest import REALTIME, Guest, Role, SchedClass
 from vsrtune.model.host import IRQBALANCE, Nic
 from vsrtune.model.root_domains import books as domains
 from vsrtune.model.root_domains import is_partition
@@ -26,6 +26,7 @@ _SCHED = "/proc/sys/kernel"
 _CGROUP = "/sys/fs/cgroup"
 # The books and the threads may differ by this share of a CPU, because each thread is rounded.
 _ROUNDING = UNIT // 1000
+_LONG_REST_US = 10_000
 
 
 def observation(case: Case) -> Iterable[Finding]:
@@ -245,10 +246,12 @@ def neighbours(case: Case) -> Iterable[Finding]:
 
 def throttling(case: Case) -> Iterable[Finding]:
     """sched_rt_runtime_us -1 switches off DEADLINE admission and the rest that a realtime
-    thread must leave; 0 stops realtime threads."""
+    thread must leave; 0 stops realtime threads; before 6.12 a long rest delays frames."""
     host = case.snapshot.host
     evidence = f"{_SCHED}/sched_rt_runtime_us: {host.sched_rt_runtime_us}"
+    rest_us = host.sched_rt_period_us - host.sched_rt_runtime_us
     classes = {t.sched.cls for g in case.snapshot.guests for t in g.threads}
+    realtime = not classes.isdisjoint(REALTIME)
     if host.sched_rt_runtime_us == -1:
         tell = error if SchedClass.DEADLINE in classes else warning
         yield tell(
@@ -263,6 +266,13 @@ def throttling(case: Case) -> Iterable[Finding]:
             "0: realtime threads get no CPU time at all",
             "sysctl kernel.sched_rt_runtime_us=950000", evidence,
         )  # fmt: skip
+    elif rest_us > _LONG_REST_US and realtime and not has_fair_server(host.kernel):
+        yield warning(
+            f"a CPU that realtime threads keep busy stops them for {rest_us / 1000:g} ms at a time",
+            "scheduler.rest in the policy; in a container, sysctl "
+            "kernel.sched_rt_runtime_us=990000 on the host",
+            evidence,
+        )
     else:
         yield ok("realtime threads leave something to others", evidence=evidence)
 

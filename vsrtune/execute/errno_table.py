@@ -42,6 +42,7 @@ class Operation(Enum):
     RPS = "write to rps_cpus"
     XPS = "write to xps_cpus"
     TIMESLICE = "write to sched_rr_timeslice_ms"
+    LIMIT = "write to sched_rt_runtime_us"
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,10 @@ _TABLE: dict[tuple[Operation, int], ErrnoVerdict] = {
     (Operation.DEADLINE, errno.EINVAL): ErrnoVerdict(
         _NEVER, "runtime <= deadline <= period must hold, runtime >= 1024 ns, period >= 100 us",
         "correct the times in the policy"),
+    # sched_dl_global_validate
+    (Operation.LIMIT, errno.EBUSY): ErrnoVerdict(
+        _LATER, "budgets of class deadline on some CPU need more than that",
+        "end them or make them smaller (`vsrtune show` lists what is booked)"),
     # cgroup_threads_write, cgroup_attach_permissions
     (Operation.THREADS, errno.EOPNOTSUPP): ErrnoVerdict(
         _NEVER, "the cgroup is not threaded, or belongs to another threaded domain than "

@@ -63,7 +63,7 @@ from vsrtune.model.targets import (
     CgroupDir,
     CpusetList,
     Pin,
-    RrTimeslice,
+    SchedLimit,
     Target,
     ThreadCgroup,
     ThreadSched,
@@ -235,7 +235,7 @@ def _relief(plan: Plan, error: JournalError) -> tuple[Plan, _Tally]:
 
 def _transaction(target: Target) -> str | Target:
     """A guest, the host, or a setting of the host that is a transaction of its own."""
-    alone = isinstance(target, ThreadSched | RrTimeslice) and target.guest == HOST_REF
+    alone = isinstance(target, ThreadSched | SchedLimit) and target.guest == HOST_REF
     return target if alone else target.guest
 
 

@@ -54,7 +54,10 @@ from vsrtune.model.targets import (
     Partition,
     Pin,
     QueueCpus,
+    RealtimeLimit,
     RrTimeslice,
+    RunTime,
+    SchedLimit,
     Setting,
     Target,
     ThreadAffinity,
@@ -153,6 +156,7 @@ class NicWrites:
 
 
 _RR_TIMESLICE = "/proc/sys/kernel/sched_rr_timeslice_ms"
+_RT_RUNTIME = "/proc/sys/kernel/sched_rt_runtime_us"
 
 
 class LiveSysOps:
@@ -195,6 +199,7 @@ class LiveSysOps:
             **dict.fromkeys((*DEVICE_SETTINGS, QueueCpus), self._nics.write),
             IrqAffinity: self._nics.write_irq,
             RrTimeslice: self._write_timeslice,
+            RealtimeLimit: self._write_limit,
         }
 
     def read(self, target: Target) -> Value:
@@ -278,9 +283,11 @@ class LiveSysOps:
                 return self._nics.read_irq(target)
             case RrTimeslice():
                 return TimeSlice(int(self._root.read(_RR_TIMESLICE)))
+            case RealtimeLimit():
+                return RunTime(int(self._root.read(_RT_RUNTIME)))
 
     def _write(self, target: Target, value: Value) -> None:
-        if not isinstance(target, ThreadSched | DeviceTarget | IrqAffinity | RrTimeslice):
+        if not isinstance(target, ThreadSched | DeviceTarget | IrqAffinity | SchedLimit):
             self._wait_for_budgets()
         self._writers[type(target)](target, value)
 
@@ -493,6 +500,10 @@ class LiveSysOps:
     def _write_timeslice(self, target: RrTimeslice, value: TimeSlice) -> None:
         with told(Operation.TIMESLICE, str(target), str(value)):
             self._calls.write(_RR_TIMESLICE, str(value.ms))
+
+    def _write_limit(self, target: RealtimeLimit, value: RunTime) -> None:
+        with told(Operation.LIMIT, str(target), str(value)):
+            self._calls.write(_RT_RUNTIME, str(value.us))
 
     def _gone_or(self, error: OSError, target: Target | str) -> WriteError:
         """VanishedError if the target's thread is gone by now, otherwise the error itself as a

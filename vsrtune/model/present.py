@@ -21,7 +21,9 @@ from vsrtune.model.targets import (
     Partition,
     PartitionState,
     QueueCpus,
+    RealtimeLimit,
     RrTimeslice,
+    RunTime,
     Target,
     ThreadAffinity,
     ThreadCgroup,
@@ -93,6 +95,7 @@ def _of_host(host: Host) -> Iterator[tuple[Target, Value]]:
     yield from ((softirq_target(t), t.sched) for t in host.softirq)
     if host.rr_timeslice_ms is not None:
         yield RrTimeslice(HOST_REF), TimeSlice(host.rr_timeslice_ms)
+    yield RealtimeLimit(HOST_REF), RunTime(host.sched_rt_runtime_us)
 
 
 def _passed(guests: Iterable[Guest]) -> Iterator[tuple[Target, Value]]:

@@ -276,6 +276,28 @@ class RrTimeslice(Setting[TimeSlice]):
 
 
 @dataclass(frozen=True, slots=True)
+class RunTime:
+    """How long threads may run in a period, in us."""
+
+    us: int
+
+    def __str__(self) -> str:
+        return "no limit" if self.us < 0 else f"{self.us / 1000:g}ms"
+
+
+@dataclass(frozen=True, slots=True)
+class RealtimeLimit(Setting[RunTime]):
+    """``kernel.sched_rt_runtime_us``, for the threads of classes fifo and rr of each CPU together.
+    Value: RunTime."""
+
+    kind: ClassVar[str] = "realtime-limit"
+    guest: str
+
+    def __str__(self) -> str:
+        return f"{self.guest}: limit of realtime threads"
+
+
+@dataclass(frozen=True, slots=True)
 class CpusetList:
     """The raw text of a cpuset file, "" when unset. ``masks`` are threads below whose affinity is
     narrower than their cpuset, which a rewrite may lose (6.1 always loses it). They are carried
@@ -338,6 +360,8 @@ HOST_REF = "host/"
 CgroupTarget = CgroupDir | CpusetFile | Partition
 # Targets that are a file of a network device.
 DeviceTarget = DeviceNumber | QueueCpus
+# Single values of the host for all realtime threads.
+SchedLimit = RrTimeslice | RealtimeLimit
 Target = (
     ThreadAffinity
     | ThreadSched
@@ -350,11 +374,11 @@ Target = (
     | DeviceSetting
     | QueueCpus
     | IrqAffinity
-    | RrTimeslice
+    | SchedLimit
 )
 # Targets without a thread.
-ThreadlessTarget = CgroupTarget | DeviceTarget | IrqAffinity | RrTimeslice
-Value = CpuSet | Sched | Pin | TimeSlice | CpusetList | PartitionState | str | int | bool
+ThreadlessTarget = CgroupTarget | DeviceTarget | IrqAffinity | SchedLimit
+Value = CpuSet | Sched | Pin | TimeSlice | RunTime | CpusetList | PartitionState | str | int | bool
 
 
 def decode_target(data: Any) -> Target:

@@ -26,6 +26,7 @@ from vsrtune.model.targets import (
     EmulatorPin,
     IrqAffinity,
     Pin,
+    RealtimeLimit,
     RrTimeslice,
     Target,
     ThreadAffinity,
@@ -169,6 +170,8 @@ def _setting(target: Target, thread: Thread | None) -> str:
         return "irq.set"
     if isinstance(target, RrTimeslice):
         return "scheduler.slice"
+    if isinstance(target, RealtimeLimit):
+        return "scheduler.rest"
     if isinstance(target, ThreadSched) and target.guest == HOST_REF:
         return "scheduler.softirq"
     if thread is None or isinstance(target, ThreadCgroup):

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""Scheduling of ksoftirqd beside realtime guest threads, threaded NAPI, and the slice of class rr.
+"""Scheduling of ksoftirqd beside realtime guest threads, threaded NAPI, and the host's values for
+classes rr and fifo: the slice and the limit.
 
 When a vhost worker sends a frame to a veth or to another guest, the SoftIRQ of the sending CPU
 receives it. Once the kernel has deferred that work to ksoftirqd, kernels before 6.5 leave all of
@@ -14,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from vsrtune.core.cpuset import CpuSet
+from vsrtune.model.deadline import has_fair_server
 from vsrtune.model.guest import (
     DATA_PLANE,
     REALTIME,
@@ -31,14 +33,16 @@ from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import (
     HOST_REF,
     NapiThreaded,
+    RealtimeLimit,
     RrTimeslice,
+    RunTime,
     TimeSlice,
 )
 from vsrtune.plan.actions import want_number
 from vsrtune.plan.phases import Draft, Phase
 from vsrtune.plan.placement.costs import Chosen
 from vsrtune.plan.requirements import Context, Requirements
-from vsrtune.policy.model import SchedRule, cpus_for, rule_for, slice_of
+from vsrtune.policy.model import SchedRule, cpus_for, host_keys, rule_for, slice_of
 
 
 def build(
@@ -199,3 +203,41 @@ def build_timeslice(context: Context, per_guest: Sequence[Requirements], draft: 
     reason = f"scheduler.{key} ({policy.at('scheduler', key)}): equals take turns of {wanted}"
     action = Action.of(target, wanted if wanted.reached_by(now) else now, wanted, reason)
     draft.want(Phase.TIME_SLICE, action, context.left_alone(target), _SUBJECT, str(now))
+
+
+_LIMIT = "limit of realtime threads"
+
+
+def build_limit(context: Context, per_guest: Sequence[Requirements], draft: Draft) -> None:
+    """Let realtime threads run for longer of each second than the kernel's 950 ms, as the policies
+    ask for. A kernel without fair_server stops all of them on a CPU for the rest, 50 ms, even if
+    nothing else wants it (``sched_rt_runtime_exceeded`` in kernel/sched/rt.c).
+
+    The kernel admits budgets of class deadline by the same value, so it stays as it is beside them.
+    """
+    policies = [w.policy for w in per_guest]
+    asking = [p for p in policies if "scheduler.rest" in host_keys(p)]
+    host = context.host
+    if not asking or has_fair_server(host.kernel):
+        return
+    policy = max(asking, key=lambda p: p.rest_us)
+    rest, target = policy.rest_us, RealtimeLimit(HOST_REF)
+    rules = [rule_for(p, role) for p in policies for role in DATA_PLANE]
+    if any(rule is not None and rule.deadline for rule in rules):
+        draft.skip(HOST_REF, _LIMIT, "budgets of class deadline are admitted by it")
+        return
+    now = RunTime(host.sched_rt_runtime_us)
+    wanted = RunTime(host.sched_rt_period_us * (1_000_000 - rest) // 1_000_000)
+    # 0 forbids them to run, -1 means no limit, and a higher one is somebody's choice.
+    if now.us <= 0 or (now.us > wanted.us and target not in context.applied):
+        draft.skip(HOST_REF, _LIMIT, f"left at {now}")
+        return
+    draft.desired.add(target)
+    if host.rr_timeslice_ms is None and now != wanted:
+        command = f"sysctl kernel.sched_rt_runtime_us={wanted.us}"
+        draft.skip(HOST_REF, _LIMIT, f"it cannot be set here: {command} on the host")
+        return
+    left = f"they leave {rest / 1000:g}ms of each second"
+    reason = f"scheduler.rest ({policy.at('scheduler', 'rest')}): {left}"
+    action = Action.of(target, now, wanted, reason)
+    draft.want(Phase.TIME_SLICE, action, context.left_alone(target), _LIMIT)

@@ -61,7 +61,7 @@ class Phase(IntEnum):
     LISTS_BESIDE = auto()
     PARTITION_LISTS = auto()
     PARTITIONS = auto()
-    # The turns of class rr are short before the first thread has the class.
+    # The host's values for realtime threads hold before the first thread has such a class.
     TIME_SLICE = auto()
     RAISE_SOFTIRQ = auto()
     RAISE_VCPUS = auto()

@@ -413,6 +413,7 @@ def _order(placed: Seated) -> Ordered:
     interrupts.build(context, per_guest, draft)
     kernel_threads.build(context, per_guest, placed.chosen, draft)
     kernel_threads.build_timeslice(context, per_guest, draft)
+    kernel_threads.build_limit(context, per_guest, draft)
     partitions.build(context, snapshot, placed.domains, draft)
     keep_off.build(context, snapshot, inputs.policies, per_guest, placed.chosen, draft)
     made = Plan(

@@ -219,9 +219,11 @@ def _notes(case: _Case, made: Plan, written: _Values) -> dict[tuple[str, str], s
         )
     if ("scheduler", "vcpu") in written:
         notes["scheduler", "softirq"] = "for real-time threads, of which there are none"
+        notes["scheduler", "rest"] = "likewise"
     else:
         notes["scheduler", "vcpu"] = "rr: under fifo a busy vcpu never gives way to a worker"
         notes["scheduler", "softirq"] = "ksoftirqd beside them, else routed frames are lost"
+        notes["scheduler", "rest"] = "before 6.12 the kernel stops them for 50 ms at a time"
     return notes
 
 

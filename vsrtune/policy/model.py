@@ -30,6 +30,8 @@ AUTO = Auto.AUTO
 IRQ_KEYS: KeyPath = ("cpus", "irq")
 # The kernel's own default; longer turns starve more.
 MAX_SLICE_MS = 100
+# What the kernel keeps from realtime threads by default, of each second.
+MAX_REST_MS = 50
 
 # How the names of guests begin that no libvirt of this host runs.
 PROXMOX = "proxmox:"
@@ -100,6 +102,7 @@ class Policy:
     for vcpu and vhost threads. ``keep_off``: guests that no policy names leave the CPUs of those
     threads.
     ``budget`` is that of all vcpu and vhost threads of a guest together (guest_budget.py).
+    ``rest_us``: what realtime threads leave of each second on their CPU, in us; 0 when unset.
     ``devices`` are the values of device settings by their keys (DeviceNumber.key)."""
 
     path: str
@@ -115,6 +118,7 @@ class Policy:
     vcpu_sched: SchedRule | None = None
     vhost_sched: SchedRule | None = None
     softirq_sched: SchedRule | None = None
+    rest_us: int = 0
     napi: CpuChoice | CpuMap | None = None
     napi_sched: SchedRule | None = None
     budget: SchedRule | None = None
@@ -246,6 +250,7 @@ def host_keys(policy: Policy) -> frozenset[str]:
         "irq.set": policy.moves_irqs,
         "scheduler.softirq": policy.softirq_sched is not None,
         "scheduler.slice": slice_of(policy)[0] > 0,
+        "scheduler.rest": policy.realtime and policy.rest_us > 0,
     }
     return frozenset(key for key, needed in desired.items() if needed)
 

@@ -28,6 +28,7 @@ from vsrtune.policy.model import (
     AUTO,
     IRQ_KEYS,
     KUBEVIRT,
+    MAX_REST_MS,
     MAX_SLICE_MS,
     PROXMOX,
     WITHOUT_LIBVIRT,
@@ -145,6 +146,7 @@ class _Reader:
             vcpu_sched=together or self.sched(data, "vcpu"),
             vhost_sched=together or self.sched(data, "vhost"),
             softirq_sched=self.sched(data, "softirq"),
+            rest_us=self.rest(data),
             napi_sched=self.sched(data, "napi"),
             budget=together,
             devices={
@@ -162,6 +164,12 @@ class _Reader:
         )
         if policy.guest.startswith(KUBEVIRT):
             self.in_pod(data, policy)
+        if policy.rest_us and ("scheduler", "rest") in self.lines and not policy.realtime:
+            self.fail(
+                ("scheduler", "rest"),
+                "no thread of the guest is given class fifo or rr",
+                "remove it, or write vcpu: {class: rr, priority: 10}",
+            )
         self.irq_places(policy)
         self.irq_overlap(policy)
         return policy
@@ -316,6 +324,17 @@ class _Reader:
             )
             return 0
         return nanoseconds // 1_000_000
+
+    def rest(self, data: Any) -> int:
+        """What realtime threads leave of each second in microseconds, 0 when unset."""
+        here = ("scheduler", "rest")
+        nanoseconds = self.time(data, *here)
+        if nanoseconds is None:
+            return 0
+        if not 1_000_000 <= nanoseconds <= MAX_REST_MS * 1_000_000:
+            what = f"{time_text(nanoseconds)} is not from 1ms to {MAX_REST_MS}ms"
+            self.fail(here, what, "write 10ms")
+        return nanoseconds // 1000
 
     def time(self, data: Any, *keys: str) -> int | None:
         """A time in nanoseconds; None when unset or wrong."""

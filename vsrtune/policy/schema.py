@@ -44,6 +44,7 @@ SETTINGS = {
     "scheduler.napi": "class and priority of NAPI threads",
     "scheduler.softirq": "class and priority of ksoftirqd threads",
     "scheduler.slice": "time slice of class rr",
+    "scheduler.rest": "limit of realtime threads",
     "irq.set": "interrupts, and RPS, XPS and NAPI threads of lower devices",
     "napi.threaded": "threaded NAPI of the guest's devices",
     "queue.macvtap": "length of the macvtap queues",
@@ -62,6 +63,7 @@ PROFILES: dict[str, dict[tuple[str, str], Any]] = {
         ("scheduler", "vcpu"): _TURNS,
         ("scheduler", "vhost"): _TURNS,
         ("scheduler", "softirq"): {"class": "fifo", "priority": 10},
+        ("scheduler", "rest"): "10ms",
     },
     "none": {},
 }
@@ -367,6 +369,11 @@ SCHEMA: dict[str, Any] = {
                 "softirq": _scheduler(
                     "the host's ksoftirqd threads, on the CPUs that the guest's realtime "
                     "threads are pinned to: frames they send to other guests wait for it"
+                ),
+                "rest": _time(
+                    "How much of each second realtime threads leave to others on their CPU, 1ms "
+                    "to 50ms. The host has one: the longest that a policy asks for. Kernels from "
+                    "6.12 on need none; beside a policy with class deadline it stays as it is"
                 ),
             },
             description="Scheduling classes of the guest's threads.",

@@ -162,6 +162,8 @@ def capture() -> dict[str, str]:
                 values[f"{name} mask"] = status_field(tid, "Cpus_allowed_list")
     slice_ms = Path("/proc/sys/kernel/sched_rr_timeslice_ms")
     values["time slice of class rr"] = slice_ms.read_text().strip()
+    limit = Path("/proc/sys/kernel/sched_rt_runtime_us")
+    values["limit of realtime threads"] = limit.read_text().strip()
     _nics(values)
     for device in sorted(Path("/sys/class/net").iterdir()):
         values[f"{device.name} txqueuelen"] = (device / "tx_queue_len").read_text().strip()

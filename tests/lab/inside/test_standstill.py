@@ -22,6 +22,7 @@ SHIPPED = Path("/usr/share/vsrtune/policies/router.yaml")
 # With the CPU that auto refuses to several vcpus of one guest.
 FORCED = SHIPPED.read_text() + "cpus: {vcpu: 1}\n"
 SLICE = Path("/proc/sys/kernel/sched_rr_timeslice_ms")
+LIMIT = Path("/proc/sys/kernel/sched_rt_runtime_us")
 BOOTS = int(os.environ.get("LAB_BOOTS") or 1)
 LOADS = (300, 12000, 48000)
 # Below so many frames a router stands still; its first second is among them.
@@ -163,12 +164,21 @@ def test_a_plan_that_can_stop_the_router_is_refused(
         assert hoststate.sched(tid).startswith("policy=1 ")
 
 
-def test_the_time_slice_is_set_kept_and_given_back(restored: None) -> None:
-    original = SLICE.read_text()
+def test_the_values_for_realtime_threads_are_set_kept_and_given_back(restored: None) -> None:
+    release = tuple(int(number) for number in os.uname().release.split(".")[:2])
+    # From 6.12 on the limit stops no thread, so it stays.
+    ours = {SLICE: "8", LIMIT: "990000" if release < (6, 12) else "950000"}
+    theirs = {SLICE: "50", LIMIT: "970000"} if release < (6, 12) else {SLICE: "50"}
+    original = {file: file.read_text() for file in ours}
     (labhelp.POLICIES / "router.yaml").write_text(FORCED)
+
+    def are_set() -> bool:
+        return {file: file.read_text().strip() for file in ours} == ours
+
     labhelp.start()
-    labhelp.wait_for(lambda: SLICE.read_text().strip() == "8", "turns of 8 ms")
-    SLICE.write_text("50")
-    labhelp.wait_for(lambda: SLICE.read_text().strip() == "8", "turns of 8 ms again", 30)
+    labhelp.wait_for(are_set, f"{ours}")
+    for file, other in theirs.items():
+        file.write_text(other)
+        labhelp.wait_for(are_set, f"{ours} again", 30)
     labhelp.stop()
-    assert SLICE.read_text() == original
+    assert {file: file.read_text() for file in ours} == original

@@ -33,7 +33,8 @@ AFFINITY = f'{BEGIN}affinity: (__x64_sys_sched_setaffinity+0x0/0x100) tid=704 co
         ('queue: (f+0x0/0x1) device="macvtap0" comm="ip"', ("txqueuelen", "macvtap0"), "ip"),
         ('threaded: (f+0x0/0x1) device="eth0" comm="sh"', ("napi-threaded", "eth0"), "sh"),
         ('irq: (f+0x0/0x1) irq=24 comm="irqbalance"', ("irq", 24), "irqbalance"),
-        ('slice: (f+0x0/0x1) write=1 comm="sysctl"', ("rr-timeslice", ""), "sysctl"),
+        ('rr: (f+0x0/0x1) write=1 comm="sysctl"', ("rr-timeslice", ""), "sysctl"),
+        ('rt: (f+0x0/0x1) write=1 comm="sysctl"', ("realtime-limit", ""), "sysctl"),
         (
             "cgroup_attach_task: dst_root=0 dst_id=9 dst_level=2 dst_path=/a b pid=704 comm=CPU 0/KVM",
             ("cpus", 704),
@@ -81,7 +82,7 @@ def test_the_offset_of_a_devices_name_is_used_only_where_it_is_known() -> None:
     for release, argument in (((6, 1), "+0($arg1)"), ((6, 8), "dev->name")):
         (queue,) = (p for p in probes("x86_64", release) if p.event == "queue")
         assert queue.arguments == f"device={argument}:string"
-    assert {p.event for p in probes("riscv64", (6, 12))} == {"queue", "threaded", "irq", "slice"}
+    assert {p.event for p in probes("riscv64", (6, 12))} == {"queue", "threaded", "irq", "rr", "rt"}
 
 
 def test_places_are_those_of_policies_and_name_what_to_read() -> None:

@@ -167,6 +167,7 @@ BAD: list[tuple[str, Case, Severity, str]] = [
         "sched_rt_runtime_us: -1",
     ),
     ("throttling", of_host(sched_rt_runtime_us=0), Severity.ERROR, "no CPU time"),
+    ("throttling", BELOW, Severity.WARNING, "for 50 ms at a time"),
     ("realtime groups", facts(rt_group_sched="/boot/config-x"), Severity.WARNING, "/boot/config-x"),
     (
         "cpusets",

@@ -103,6 +103,28 @@ def test_a_class_that_its_owner_lowered_is_released() -> None:
         assert host.kernel.sched_attr(1001) == before
 
 
+def test_the_limit_of_realtime_threads_is_restored_before_budgets_are_admitted_by_it() -> None:
+    found = routers(cpus=8, cpusets="6.12", softirq=True)
+    host = ImitatedHost(replace(found, host=replace(found.host, kernel="6.8.0")))
+    turns = "class: rr, priority: 10"
+    rr = f"cpus: {{vcpu: 1, vhost: 1}}\nscheduler: {{rest: 10ms, vcpu: {{{turns}}}, vhost: {{{turns}}}}}"
+    settle(host, ask(vr1=rr))
+    assert host.kernel.state["rt_runtime"] == 990_000
+
+    def share(runtime: str) -> str:
+        rule = f"class: deadline, runtime: {runtime}, period: 10ms"
+        return f"cpus: {{vcpu: 2}}\nscheduler: {{vcpu: {{{rule}}}}}"
+
+    # It fits below the raised limit and not below the kernel's, with its fair_server.
+    plan = host.plan(ask(vr1=rr, vr2=share("9200us")))
+    assert [(r.guest, "95 %" in r.reason) for r in plan.refusals] == [("vr2", True)]
+    assert plan.actions == ()
+    settle(host, ask(vr1=rr, vr2=share("8ms")))
+    assert host.kernel.state["rt_runtime"] == 950_000
+    settle(host, ask(vr1=rr))
+    assert host.kernel.state["rt_runtime"] == 990_000
+
+
 def test_undo_lowers_a_thread_whose_class_was_written_before_its_pin() -> None:
     host = imitated()
     settle(host, ask(vr1="scheduler: {vcpu: {class: batch}}"))

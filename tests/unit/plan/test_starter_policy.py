@@ -270,7 +270,7 @@ def test_the_values_of_the_profile_are_in_the_comments() -> None:
     guest = router()
     shipped = (POLICIES / "router.yaml").read_text(encoding="utf-8")
     for text in (start(snapshot(guest), guest).text, shipped):
-        begin, end = text.index("# cpus:"), text.index("#   softirq:")
+        begin, end = text.index("# cpus:"), text.index("#   rest:")
         lines = [*text[begin:end].splitlines(), text[end:].partition("\n")[0]]
         values = "\n".join(line.removeprefix("# ") for line in lines)
         read = parse(f"guest: vr1\nprofile: none\n{values}\n", "p")

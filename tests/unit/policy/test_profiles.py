@@ -34,6 +34,7 @@ scheduler:
   vcpu: {class: rr, priority: 10, slice: 8ms}
   vhost: {class: rr, priority: 10, slice: 8ms}
   softirq: {class: fifo, priority: 10}
+  rest: 10ms
 """
 # Another value of every key that a profile has: as written, the field, as read.
 OTHERS = [
@@ -83,6 +84,11 @@ def test_a_written_key_replaces_the_whole_value(
     policy, bare = parse(f"{head}{text}\n", "p"), parse(head, "p")
     assert getattr(policy, field) == value
     assert asked(policy) == replace(asked(bare), **{field: value})
+
+
+def test_a_written_rest_replaces_that_of_the_profile() -> None:
+    # profile none has no thread for which it could be.
+    assert parse("guest: vr1\nscheduler: {rest: 50ms}\n", "p").rest_us == 50_000
 
 
 def test_sections_that_a_profile_does_not_have_are_read_beside_it() -> None:

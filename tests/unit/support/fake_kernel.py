@@ -49,6 +49,7 @@ from vsrtune.model.targets import (
 
 KERNELS = ("6.1", "6.12")
 RR_TIMESLICE = "/proc/sys/kernel/sched_rr_timeslice_ms"
+RT_RUNTIME = "/proc/sys/kernel/sched_rt_runtime_us"
 TOP = {"type": "domain", "cpus": ""}
 UUID = "7b1e6f0c-3c8b-4a53-9f6e-5a2f7d3e0001"
 SCOPE = "machine.slice/machine-qemu\\x2d1\\x2dvr1.scope"
@@ -150,6 +151,8 @@ class FakeKernel:
             return f"{self.state[parts[-1]]}\n"
         if path == RR_TIMESLICE:
             return f"{self.state['rr_timeslice']}\n"
+        if path == RT_RUNTIME:
+            return f"{self.state['rt_runtime']}\n"
         raise FileNotFoundError(errno.ENOENT, "no such file", path)
 
     def listdir(self, path: str) -> list[str]:
@@ -256,6 +259,9 @@ class FakeKernel:
                 return
             if path == RR_TIMESLICE:
                 self.state["rr_timeslice"] = int(text)
+                return
+            if path == RT_RUNTIME:
+                self.state["rt_runtime"] = int(text)
                 return
             if path.startswith("/sys/class/net/"):
                 self._set_device(*path.split("/")[4:6], int(text))

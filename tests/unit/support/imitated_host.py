@@ -213,6 +213,7 @@ class ImitatedHost:
             nics=tuple(map(self._nic, host.nics)),
             softirq=softirq,
             rr_timeslice_ms=state["rr_timeslice"],
+            sched_rt_runtime_us=state["rt_runtime"],
             cpusets=self._cpusets() if host.cpusets else (),
         )
 

@@ -123,6 +123,7 @@ def settings(snapshot: Snapshot) -> Hashable:
     roles = (*DATA_PLANE, Role.EMULATOR)
     return (
         snapshot.host.online,
+        (snapshot.host.rr_timeslice_ms, snapshot.host.sched_rt_runtime_us),
         frozenset((s.key, s.sched) for s in snapshot.host.softirq),
         frozenset(_nic(n) for n in snapshot.host.nics if n.name in lowers),
         frozenset(

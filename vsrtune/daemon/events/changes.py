@@ -26,7 +26,7 @@ from vsrtune.host.filesystem import unified_cgroup
 from vsrtune.host.procfs import parse_status_uids
 from vsrtune.model.plan import Culprit, Place
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.model.targets import NapiThreaded, RrTimeslice, TxQueueLen
+from vsrtune.model.targets import NapiThreaded, RealtimeLimit, RrTimeslice, TxQueueLen
 from vsrtune.observe.tracing import TRACEFS, read_file, write_file
 
 _INSTANCE = "vsrtune-changes-"
@@ -81,7 +81,8 @@ def probes(machine: str, release: tuple[int, int]) -> Iterator[Probe]:
     yield Probe("queue", "dev_change_tx_queue_len", f"device={name}")
     yield Probe("threaded", "dev_set_threaded", f"device={name}")
     yield Probe("irq", "irq_set_affinity", "irq=$arg1:u32")
-    yield Probe("slice", "sched_rr_handler", "write=$arg2:s32", "write == 1")
+    for event in _OF_HOST:
+        yield Probe(event, f"sched_{event}_handler", "write=$arg2:s32", "write == 1")
 
 
 # Of the threads that events name, what may have changed.
@@ -94,6 +95,7 @@ _OF_THREADS = {
     "cgroup_attach_task": "cpus",
 }
 _OF_DEVICES = {"queue": TxQueueLen.kind, "threaded": NapiThreaded.kind}
+_OF_HOST = {"rr": RrTimeslice.kind, "rt": RealtimeLimit.kind}
 
 # The kernel writes the name of the task, which another tracer may have recorded, and a dash. A name
 # has 15 characters at most: none can imitate all of the rest.
@@ -128,8 +130,8 @@ def parse(line: str) -> Seen | None:
         place = _OF_DEVICES[event], device[1]
     elif event == "irq" and number is not None:
         place = "irq", int(number[1])
-    elif event == "slice":
-        place = RrTimeslice.kind, ""
+    elif event in _OF_HOST:
+        place = _OF_HOST[event], ""
     else:
         return None
     return Seen(float(found[2]), int(found[1]), comm[1] if comm is not None else "", place)
@@ -138,7 +140,7 @@ def parse(line: str) -> Seen | None:
 def places(snapshot: Snapshot) -> dict[Place, Scope]:
     """What the policies of a snapshot's guests may set, and what to read again when somebody
     else sets it."""
-    found: dict[Place, Scope] = {(RrTimeslice.kind, ""): FULL}
+    found: dict[Place, Scope] = {(kind, ""): FULL for kind in _OF_HOST.values()}
     for nic in snapshot.host.nics:
         found |= {("irq", irq.number): FULL for irq in nic.irqs}
         found |= {("cpus", t.key.tid): FULL for t in nic.napi}

@@ -32,7 +32,9 @@ from vsrtune.model.targets import (
     PartitionState,
     Pin,
     QueueCpus,
+    RealtimeLimit,
     RrTimeslice,
+    RunTime,
     Target,
     ThreadAffinity,
     ThreadCgroup,
@@ -106,6 +108,11 @@ class Projection:
             case (RrTimeslice(), TimeSlice(ms=ms)):
                 self._before = replace(
                     self._before, host=replace(self._before.host, rr_timeslice_ms=ms)
+                )
+                self._host = None
+            case (RealtimeLimit(), RunTime(us=us)):
+                self._before = replace(
+                    self._before, host=replace(self._before.host, sched_rt_runtime_us=us)
                 )
                 self._host = None
             case (ThreadSched(thread=key), Sched() as sched):
