@@ -262,8 +262,10 @@ def _figure(
 
 
 def others_shipped(figure: Figure, data: Data) -> Iterator[str]:
-    """A sentence for each run whose shipped policy had other classes than today's."""
+    """A sentence for each run whose shipped policy had other classes than today's, or, where that
+    matters, the kernel's own rest for realtime threads."""
     own, now = data.of(figure.id), shipped("router")
+    long: list[str] = []
     for run in figure.runs:
         names = [c["name"] for c in run.configurations if c.get("policy", "").startswith(now)]
         if not names or not own.has(run.name):
@@ -275,6 +277,25 @@ def others_shipped(figure: Figure, data: Data) -> Iterator[str]:
                 f"The policy that was shipped when `{run.name}` was measured had {' and '.join(sorted(old))}. Today's "
                 f"has {_classes(now)}: these figures are not of it."
             )
+        elif run.boot.release == "bookworm":
+            asking = {c["name"] for c in run.configurations if _rest(c.get("policy", ""))}
+            outcome = own.outcome(run.name).configurations
+            asked = {
+                c.name
+                for c in outcome
+                if "rest:" in (c.policy or "") or "sched_rt_runtime_us" in " ".join(c.apply)
+            }
+            long += [f"`{run.name}`"] * bool(asking - asked)
+    if long:
+        yield (
+            f"When {', '.join(long)} {'was' if len(long) == 1 else 'were'} measured, realtime threads rested for "
+            "the kernel's 50 ms of each second. The policy that is shipped now has 10 ms: these figures are not of it."
+        )
+
+
+def _rest(text: str) -> bool:
+    """Whether a policy asks for less rest than the kernel's own."""
+    return bool(text) and 0 < parse(text, "").rest_us < 50_000
 
 
 def _classes(text: str) -> str:

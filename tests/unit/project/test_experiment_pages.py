@@ -504,6 +504,15 @@ def test_a_policy_that_is_no_longer_shipped_is_named(tmp_path: Path) -> None:
         assert [("had class fifo." in line) for line in lines] == [True] * told
 
 
+def test_a_rest_that_is_no_longer_shipped_is_told(tmp_path: Path) -> None:
+    for text, told in ((shipped("router").replace("rest:", "no rest"), 1), (shipped("router"), 0)):
+        made = compared([samples.trial("vsrtune", 16000, 9000)], {"vsrtune": samples.BLOCK})
+        one = replace(made.configurations[0], policy=text)
+        store(tmp_path, "peers-6.1/overload", replace(made, configurations=(one,)))
+        lines = list(page.others_shipped(peers.BOOKWORM_FIGURE, Data(tmp_path)))
+        assert [line.startswith("When `overload` was measured") for line in lines] == [True] * told
+
+
 def test_rules_are_committed_before_they_judge(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
