@@ -26,7 +26,8 @@ _SCHED = "/proc/sys/kernel"
 _CGROUP = "/sys/fs/cgroup"
 # The books and the threads may differ by this share of a CPU, because each thread is rounded.
 _ROUNDING = UNIT // 1000
-_LONG_REST_US = 10_000
+# The kernel's own, as a share of the period.
+_LONG_REST = 0.05
 
 
 def observation(case: Case) -> Iterable[Finding]:
@@ -251,7 +252,8 @@ def throttling(case: Case) -> Iterable[Finding]:
     evidence = f"{_SCHED}/sched_rt_runtime_us: {host.sched_rt_runtime_us}"
     rest_us = host.sched_rt_period_us - host.sched_rt_runtime_us
     classes = {t.sched.cls for g in case.snapshot.guests for t in g.threads}
-    realtime = not classes.isdisjoint(REALTIME)
+    realtime = not classes.isdisjoint(REALTIME) and SchedClass.DEADLINE not in classes
+    stops = not has_fair_server(host.kernel)
     if host.sched_rt_runtime_us == -1:
         tell = error if SchedClass.DEADLINE in classes else warning
         yield tell(
@@ -266,7 +268,7 @@ def throttling(case: Case) -> Iterable[Finding]:
             "0: realtime threads get no CPU time at all",
             "sysctl kernel.sched_rt_runtime_us=950000", evidence,
         )  # fmt: skip
-    elif rest_us > _LONG_REST_US and realtime and not has_fair_server(host.kernel):
+    elif realtime and rest_us >= _LONG_REST * host.sched_rt_period_us and stops:
         yield warning(
             f"a CPU that realtime threads keep busy stops them for {rest_us / 1000:g} ms at a time",
             "scheduler.rest in the policy; in a container, sysctl "

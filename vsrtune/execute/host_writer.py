@@ -57,7 +57,6 @@ from vsrtune.model.targets import (
     RealtimeLimit,
     RrTimeslice,
     RunTime,
-    SchedLimit,
     Setting,
     Target,
     ThreadAffinity,
@@ -287,7 +286,7 @@ class LiveSysOps:
                 return RunTime(int(self._root.read(_RT_RUNTIME)))
 
     def _write(self, target: Target, value: Value) -> None:
-        if not isinstance(target, ThreadSched | DeviceTarget | IrqAffinity | SchedLimit):
+        if not isinstance(target, ThreadSched | DeviceTarget | IrqAffinity | RrTimeslice):
             self._wait_for_budgets()
         self._writers[type(target)](target, value)
 

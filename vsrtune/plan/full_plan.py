@@ -29,6 +29,7 @@ from vsrtune.model.targets import (
     Partition,
     PartitionState,
     Pin,
+    RealtimeLimit,
     Target,
     ThreadAffinity,
     ThreadCgroup,
@@ -246,6 +247,9 @@ def _released(inputs: Inputs, judged: Judged, adrift: Collection[Target]) -> fro
         for t in applied
         if isinstance(t, CpusetFile) and t.path in slices and Partition(HOST_REF, t.path) in out
     }
+    if stays and any(is_deadline(a.after) for a in judged.plan.actions):
+        # The kernel admits budgets by it.
+        out |= {t for t in applied if isinstance(t, RealtimeLimit)}
     if stays:
         # Threads in a slice that stays a root domain cannot have their own CPUs back yet.
         inside = {g.ref for g in snapshot.guests if _within(g, slices)}

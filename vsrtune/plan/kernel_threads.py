@@ -22,6 +22,7 @@ from vsrtune.model.guest import (
     Interface,
     NicKind,
     Role,
+    Sched,
     SchedClass,
     ThreadKey,
     level,
@@ -220,20 +221,27 @@ def build_limit(context: Context, per_guest: Sequence[Requirements], draft: Draf
     host = context.host
     if not asking or has_fair_server(host.kernel):
         return
-    policy = max(asking, key=lambda p: p.rest_us)
-    rest, target = policy.rest_us, RealtimeLimit(HOST_REF)
     rules = [rule_for(p, role) for p in policies for role in DATA_PLANE]
-    if any(rule is not None and rule.deadline for rule in rules):
+    ours = (v.cls for v in context.applied.values() if isinstance(v, Sched))
+    if any(r is not None and r.deadline for r in rules) or SchedClass.DEADLINE in ours:
         draft.skip(HOST_REF, _LIMIT, "budgets of class deadline are admitted by it")
         return
+    policy = max(asking, key=lambda p: p.rest_us)
+    rest, target = policy.rest_us, RealtimeLimit(HOST_REF)
     now = RunTime(host.sched_rt_runtime_us)
     wanted = RunTime(host.sched_rt_period_us * (1_000_000 - rest) // 1_000_000)
-    # 0 forbids them to run, -1 means no limit, and a higher one is somebody's choice.
-    if now.us <= 0 or (now.us > wanted.us and target not in context.applied):
-        draft.skip(HOST_REF, _LIMIT, f"left at {now}")
+    if now.us == 0 or wanted.us <= 0:
+        draft.desired.add(target)
+        draft.skip(HOST_REF, _LIMIT, "it is 0 or cannot be read: sysctl kernel.sched_rt_runtime_us")
+        return
+    # Ours goes back to the original first, to which this then applies.
+    if context.applied.get(target) in (None, now) and not 0 < now.us <= wanted.us:
+        reason = f"left at {now}, which leaves less than scheduler.rest: somebody set it"
+        draft.skip(HOST_REF, _LIMIT, reason)
         return
     draft.desired.add(target)
     if host.rr_timeslice_ms is None and now != wanted:
+        # /proc/sys is read-only.
         command = f"sysctl kernel.sched_rt_runtime_us={wanted.us}"
         draft.skip(HOST_REF, _LIMIT, f"it cannot be set here: {command} on the host")
         return

@@ -168,7 +168,7 @@ class _Reader:
             self.fail(
                 ("scheduler", "rest"),
                 "no thread of the guest is given class fifo or rr",
-                "remove it, or write vcpu: {class: rr, priority: 10}",
+                "remove it, or give vcpu or vhost class rr",
             )
         self.irq_places(policy)
         self.irq_overlap(policy)
@@ -331,9 +331,9 @@ class _Reader:
         nanoseconds = self.time(data, *here)
         if nanoseconds is None:
             return 0
-        if not 1_000_000 <= nanoseconds <= MAX_REST_MS * 1_000_000:
+        if nanoseconds and not 1_000_000 <= nanoseconds <= MAX_REST_MS * 1_000_000:
             what = f"{time_text(nanoseconds)} is not from 1ms to {MAX_REST_MS}ms"
-            self.fail(here, what, "write 10ms")
+            self.fail(here, what, "write 10ms, or 0ms to leave the host's value alone")
         return nanoseconds // 1000
 
     def time(self, data: Any, *keys: str) -> int | None:

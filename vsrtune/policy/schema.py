@@ -372,8 +372,9 @@ SCHEMA: dict[str, Any] = {
                 ),
                 "rest": _time(
                     "How much of each second realtime threads leave to others on their CPU, 1ms "
-                    "to 50ms. The host has one: the longest that a policy asks for. Kernels from "
-                    "6.12 on need none; beside a policy with class deadline it stays as it is"
+                    "to 50ms; 0ms asks for nothing. The host has one: the longest that a policy "
+                    "asks for. Kernels from 6.12 on need none; beside a policy with class deadline "
+                    "it stays as it is"
                 ),
             },
             description="Scheduling classes of the guest's threads.",

@@ -103,26 +103,76 @@ def test_a_class_that_its_owner_lowered_is_released() -> None:
         assert host.kernel.sched_attr(1001) == before
 
 
-def test_the_limit_of_realtime_threads_is_restored_before_budgets_are_admitted_by_it() -> None:
+TURNS = "class: rr, priority: 10"
+
+
+def resting(vcpu: int = 1, rest: str = "10ms", more: str = "") -> str:
+    """A policy for realtime threads that leave so much of each second."""
+    rules = f"rest: {rest}, vcpu: {{{TURNS}}}, vhost: {{{TURNS}}}"
+    return f"cpus: {{vcpu: {vcpu}, vhost: {vcpu}}}\nscheduler: {{{rules}}}\n{more}"
+
+
+def share(runtime: str) -> str:
+    rule = f"class: deadline, runtime: {runtime}, period: 10ms"
+    return f"cpus: {{vcpu: 2}}\nscheduler: {{vcpu: {{{rule}}}}}"
+
+
+def limited(original: int = 950_000) -> ImitatedHost:
+    """A host whose kernel stops realtime threads for the rest of each second."""
     found = routers(cpus=8, cpusets="6.12", softirq=True)
-    host = ImitatedHost(replace(found, host=replace(found.host, kernel="6.8.0")))
-    turns = "class: rr, priority: 10"
-    rr = f"cpus: {{vcpu: 1, vhost: 1}}\nscheduler: {{rest: 10ms, vcpu: {{{turns}}}, vhost: {{{turns}}}}}"
-    settle(host, ask(vr1=rr))
+    old = replace(found.host, kernel="6.8.0", sched_rt_runtime_us=original)
+    return ImitatedHost(replace(found, host=old))
+
+
+def test_the_limit_of_realtime_threads_is_restored_before_budgets_are_admitted_by_it() -> None:
+    host = limited()
+    settle(host, ask(vr1=resting()))
     assert host.kernel.state["rt_runtime"] == 990_000
-
-    def share(runtime: str) -> str:
-        rule = f"class: deadline, runtime: {runtime}, period: 10ms"
-        return f"cpus: {{vcpu: 2}}\nscheduler: {{vcpu: {{{rule}}}}}"
-
     # It fits below the raised limit and not below the kernel's, with its fair_server.
-    plan = host.plan(ask(vr1=rr, vr2=share("9200us")))
+    plan = host.plan(ask(vr1=resting(), vr2=share("9200us")))
     assert [(r.guest, "95 %" in r.reason) for r in plan.refusals] == [("vr2", True)]
     assert plan.actions == ()
-    settle(host, ask(vr1=rr, vr2=share("8ms")))
+    settle(host, ask(vr1=resting(), vr2=share("8ms")))
     assert host.kernel.state["rt_runtime"] == 950_000
-    settle(host, ask(vr1=rr))
+    settle(host, ask(vr1=resting()))
     assert host.kernel.state["rt_runtime"] == 990_000
+
+
+def test_a_guest_that_waits_does_not_keep_the_limit_raised_beside_new_budgets() -> None:
+    host = limited()
+    settle(host, ask(vr1=resting()))
+    seen = host.observed()
+    busy = tuple(replace(g, busy=g.name == "vr1") for g in seen.guests)
+    policies = ask(vr1=resting(), vr2=share("9200us"))
+    plan = full_plan(replace(seen, guests=busy), policies, host.entries())
+    assert "vr2" in [r.guest for r in plan.refusals]
+    plan = full_plan(
+        replace(seen, guests=busy), ask(vr1=resting(), vr2=share("8ms")), host.entries()
+    )
+    assert ("realtime-limit", True) in kinds(plan)
+
+
+@pytest.mark.parametrize("found", [995_000, -1])
+def test_a_limit_that_somebody_changed_after_us_follows_its_drift_rule(found: int) -> None:
+    for rule, then in (("enforce", 990_000), ("report", found)):
+        host = limited()
+        policies = ask(vr1=resting(more=f"drift: {{scheduler.rest: {rule}}}"))
+        settle(host, policies)
+        host.kernel.state["rt_runtime"] = found
+        settle(host, policies)
+        assert host.kernel.state["rt_runtime"] == then
+        host.kernel.state["rt_runtime"] = 990_000
+        settle(host, policies)
+        host.undo()
+        assert host.kernel.state["rt_runtime"] == 950_000
+
+
+def test_the_limit_is_never_below_the_original() -> None:
+    host = limited(970_000)
+    settle(host, ask(vr1=resting()))
+    assert host.kernel.state["rt_runtime"] == 990_000
+    settle(host, ask(vr1=resting(rest="50ms")))
+    assert host.kernel.state["rt_runtime"] == 970_000
 
 
 def test_undo_lowers_a_thread_whose_class_was_written_before_its_pin() -> None:

@@ -261,7 +261,7 @@ class FakeKernel:
                 self.state["rr_timeslice"] = int(text)
                 return
             if path == RT_RUNTIME:
-                self.state["rt_runtime"] = int(text)
+                self._set_limit(int(text))
                 return
             if path.startswith("/sys/class/net/"):
                 self._set_device(*path.split("/")[4:6], int(text))
@@ -463,6 +463,15 @@ class FakeKernel:
             return None
         own = 0 if self.state["kernel"] == "6.1" else (50 << 20) // 1000
         return ((runtime << 20) // 1_000_000 - own) * len(domain)
+
+    def _set_limit(self, runtime: int) -> None:
+        """sched_dl_global_validate: what is booked must fit."""
+        before, self.state["rt_runtime"] = self.state["rt_runtime"], runtime
+        for domain, booked in self.booked().items():
+            most = self.admitted(domain)
+            if most is not None and booked > most:
+                self.state["rt_runtime"] = before
+                raise OSError(errno.EBUSY, "device or resource busy")
 
     def _set_sched(self, tid: int, sched: Sched) -> None:
         """DEADLINE needs the whole root domain in the mask, of the CPU last used, and room in it;

@@ -25,7 +25,7 @@ from vsrtune.execute.executor import Result
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
 from vsrtune.model.cpuset_tree import CpusetGroup
-from vsrtune.model.guest import Guest, Interface, Role, Sched, Thread, WorkerKind
+from vsrtune.model.guest import Guest, Interface, Irq, Role, Sched, Thread, WorkerKind
 from vsrtune.model.host import Host, Nic, rps_cpus
 from vsrtune.model.journal_records import Entry, Fold
 from vsrtune.model.load import data_plane, measured, merged, moves
@@ -172,7 +172,18 @@ class ImitatedHost:
     def _guest(self, guest: Guest) -> Guest:
         threads = tuple(self._thread(guest, t) for t in guest.threads)
         return replace(
-            guest, threads=threads, interfaces=tuple(map(self._device, guest.interfaces))
+            guest,
+            threads=threads,
+            interfaces=tuple(map(self._device, guest.interfaces)),
+            passed=tuple(replace(d, irqs=tuple(map(self._irq, d.irqs))) for d in guest.passed),
+        )
+
+    def _irq(self, irq: Irq) -> Irq:
+        row = self.kernel.state["irqs"][str(irq.number)]
+        return replace(
+            irq,
+            affinity=CpuSet.parse(row["mask"]),
+            effective=CpuSet.parse(row["effective"]),
         )
 
     def _thread(self, guest: Guest, thread: Thread) -> Thread:
@@ -218,7 +229,7 @@ class ImitatedHost:
         )
 
     def _nic(self, nic: Nic) -> Nic:
-        irqs, threads = self.kernel.state["irqs"], self.kernel.state["threads"]
+        threads = self.kernel.state["threads"]
         files = self.kernel.state["devices"][nic.name]["queues"]
         queues = tuple(
             q if q.cpus is None else replace(q, cpus=CpuSet.parse(files[q.name]))
@@ -226,14 +237,7 @@ class ImitatedHost:
         )
         return replace(
             nic,
-            irqs=tuple(
-                replace(
-                    i,
-                    affinity=CpuSet.parse(irqs[str(i.number)]["mask"]),
-                    effective=CpuSet.parse(irqs[str(i.number)]["effective"]),
-                )
-                for i in nic.irqs
-            ),
+            irqs=tuple(map(self._irq, nic.irqs)),
             queues=queues,
             rps_cpus=rps_cpus(queues),
             napi=tuple(
@@ -308,8 +312,10 @@ def _state(scene: Snapshot) -> dict[str, Any]:
             str(i.number): {
                 "actions": i.name, "mask": str(i.affinity), "effective": str(i.effective)
             }
-            for nic in host.nics
-            for i in nic.irqs
+            for i in (
+                *(i for nic in host.nics for i in nic.irqs),
+                *(i for g in scene.guests for device in g.passed for i in device.irqs),
+            )
         },
         "devices": _devices(scene),
     }  # fmt: skip

@@ -291,6 +291,7 @@ def policies_for(draw: st.DrawFn, guest: Guest, number: int, room: Room) -> Poli
         vcpu_sched=vcpu_sched,
         vhost_sched=vhost_sched,
         softirq_sched=softirq,
+        rest_us=draw(st.sampled_from((0, 10_000, 10_000, 30_000))),
         napi=AUTO if taps and draw(st.booleans()) else None,
         napi_sched=FIFO if taps and style == "auto" and draw(st.booleans()) else None,
         devices=devices,
