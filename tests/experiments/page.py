@@ -22,6 +22,7 @@ from vsrtune.bench.report import plots
 from vsrtune.bench.report.points import DROPS, Point, by_configuration, used
 from vsrtune.bench.report.tables import number, percent
 from vsrtune.bench.spec.model import Outcome
+from vsrtune.policy.model import MAX_REST_MS
 from vsrtune.policy.parser import parse
 
 # Of a claim of a paper, of an aim of our own, and of a lever.
@@ -270,7 +271,8 @@ def others_shipped(figure: Figure, data: Data) -> Iterator[str]:
         names = [c["name"] for c in run.configurations if c.get("policy", "").startswith(now)]
         if not names or not own.has(run.name):
             continue
-        made = {c.name: c.policy or "" for c in own.outcome(run.name).configurations}
+        configurations = own.outcome(run.name).configurations
+        made = {c.name: c.policy or "" for c in configurations}
         old = {_classes(made[name]) for name in names if name in made} - {_classes(now)}
         if old:
             yield (
@@ -279,11 +281,10 @@ def others_shipped(figure: Figure, data: Data) -> Iterator[str]:
             )
         elif run.boot.release == "bookworm":
             asking = {c["name"] for c in run.configurations if _rest(c.get("policy", ""))}
-            outcome = own.outcome(run.name).configurations
             asked = {
                 c.name
-                for c in outcome
-                if "rest:" in (c.policy or "") or "sched_rt_runtime_us" in " ".join(c.apply)
+                for c in configurations
+                if "rest:" in made[c.name] or "sched_rt_runtime_us" in " ".join(c.apply)
             }
             long += [f"`{run.name}`"] * bool(asking - asked)
     if long:
@@ -295,7 +296,7 @@ def others_shipped(figure: Figure, data: Data) -> Iterator[str]:
 
 def _rest(text: str) -> bool:
     """Whether a policy asks for less rest than the kernel's own."""
-    return bool(text) and 0 < parse(text, "").rest_us < 50_000
+    return bool(text) and 0 < parse(text, "").rest_us < 1000 * MAX_REST_MS
 
 
 def _classes(text: str) -> str:

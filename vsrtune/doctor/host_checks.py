@@ -18,7 +18,7 @@ from vsrtune.model.root_domains import books as domains
 from vsrtune.model.root_domains import is_partition
 from vsrtune.plan.interrupt_cpus import queue_irqs, serving
 from vsrtune.plan.interrupts import irqbalance_bans
-from vsrtune.policy.model import WITHOUT_LIBVIRT
+from vsrtune.policy.model import MAX_REST_MS, WITHOUT_LIBVIRT
 
 OLDEST = (6, 1)
 _CPUS = "/sys/devices/system/cpu"
@@ -26,8 +26,6 @@ _SCHED = "/proc/sys/kernel"
 _CGROUP = "/sys/fs/cgroup"
 # The books and the threads may differ by this share of a CPU, because each thread is rounded.
 _ROUNDING = UNIT // 1000
-# The kernel's own, as a share of the period.
-_LONG_REST = 0.05
 
 
 def observation(case: Case) -> Iterable[Finding]:
@@ -253,7 +251,7 @@ def throttling(case: Case) -> Iterable[Finding]:
     rest_us = host.sched_rt_period_us - host.sched_rt_runtime_us
     classes = {t.sched.cls for g in case.snapshot.guests for t in g.threads}
     realtime = not classes.isdisjoint(REALTIME) and SchedClass.DEADLINE not in classes
-    stops = not has_fair_server(host.kernel)
+    stops = not has_fair_server(host)
     if host.sched_rt_runtime_us == -1:
         tell = error if SchedClass.DEADLINE in classes else warning
         yield tell(
@@ -268,7 +266,7 @@ def throttling(case: Case) -> Iterable[Finding]:
             "0: realtime threads get no CPU time at all",
             "sysctl kernel.sched_rt_runtime_us=950000", evidence,
         )  # fmt: skip
-    elif realtime and rest_us >= _LONG_REST * host.sched_rt_period_us and stops:
+    elif realtime and 1000 * rest_us >= MAX_REST_MS * host.sched_rt_period_us and stops:
         yield warning(
             f"a CPU that realtime threads keep busy stops them for {rest_us / 1000:g} ms at a time",
             "scheduler.rest in the policy; in a container, sysctl "

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import enum
-import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -16,8 +15,6 @@ from vsrtune.core.exit_codes import ExitCode
 from vsrtune.model.host import DeadlineCpu
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.plan.interrupt_cpus import interrupt_cpus
-
-_RELEASE = re.compile(r"(\d+)\.(\d+)", re.ASCII)
 
 
 class Severity(enum.StrEnum):
@@ -85,8 +82,7 @@ class Case:
     @property
     def release(self) -> tuple[int, int]:
         """The kernel's release, as (6, 12); (0, 0) when it is not known."""
-        found = _RELEASE.match(self.snapshot.host.kernel)
-        return (int(found[1]), int(found[2])) if found else (0, 0)
+        return self.snapshot.host.release
 
     @property
     def interrupts(self) -> CpuSet:

@@ -22,6 +22,7 @@ from vsrtune.core.errors import (
 )
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.model.cpuset_tree import at_or_below
+from vsrtune.model.deadline import is_deadline
 from vsrtune.model.guest import TIMED, Sched, SchedClass, level
 from vsrtune.model.plan import Action
 from vsrtune.model.root_domains import is_partition
@@ -222,8 +223,4 @@ def _keeps(thread: ThreadSched, target: Target, ops: LiveSysOps) -> bool:
     except VanishedError:
         return False
     own = not isinstance(target, ThreadlessTarget) and target.thread == thread.thread
-    return urgent(now) if of_host or own else _is_deadline(now)
-
-
-def _is_deadline(sched: Value) -> bool:
-    return isinstance(sched, Sched) and sched.cls is SchedClass.DEADLINE
+    return urgent(now) if of_host or own else is_deadline(now)

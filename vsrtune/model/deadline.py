@@ -68,17 +68,16 @@ def percent(booked: int) -> str:
 def served_by_kernel(host: Host, cpus: CpuSet) -> int:
     """The bandwidth that the kernel books on ``cpus`` for itself: its fair_server from 6.12 on.
     The default is assumed when debugfs is not readable."""
-    if not host.deadline and has_fair_server(host.kernel):
+    if not host.deadline and has_fair_server(host):
         return FAIR_SERVER * len(cpus)
     return sum(c.fair_server for c in host.deadline if c.cpu in cpus)
 
 
-def has_fair_server(kernel: str) -> bool:
-    """Whether a kernel of this release makes realtime threads give way to threads that starve only
+def has_fair_server(host: Host) -> bool:
+    """Whether the kernel makes realtime threads give way to threads that starve only
     (``fair_server_init`` in kernel/sched/fair.c, 6.12), not in every period in which they reach
     ``sched_rt_runtime_us``."""
-    match = re.match(r"(\d+)\.(\d+)", kernel, re.ASCII)
-    return match is not None and (int(match[1]), int(match[2])) >= (6, 12)
+    return host.release >= (6, 12)
 
 
 def limit(host: Host, cpus: CpuSet) -> int | None:
@@ -89,6 +88,11 @@ def limit(host: Host, cpus: CpuSet) -> int | None:
         return None
     each = host.sched_rt_runtime_us * UNIT // host.sched_rt_period_us
     return each * len(cpus) - served_by_kernel(host, cpus)
+
+
+def is_deadline(value: object) -> bool:
+    """Whether a value of a target is class deadline."""
+    return isinstance(value, Sched) and value.cls is SchedClass.DEADLINE
 
 
 def total(scheds: Iterable[Sched]) -> int:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -12,6 +13,8 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.model import cpuset_tree
 from vsrtune.model.cpuset_tree import CpusetGroup
 from vsrtune.model.guest import Irq, Sched, ThreadKey
+
+_RELEASE = re.compile(r"(\d+)\.(\d+)", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +131,12 @@ class Host:
     cpusets: tuple[CpusetGroup, ...] = ()
     deadline: tuple[DeadlineCpu, ...] = ()
     rr_timeslice_ms: int | None = None
+
+    @cached_property
+    def release(self) -> tuple[int, int]:
+        """The kernel's release, as (6, 12); (0, 0) when it is not known."""
+        found = _RELEASE.match(self.kernel)
+        return (int(found[1]), int(found[2])) if found else (0, 0)
 
     def cpuset(self, path: str) -> CpusetGroup | None:
         """The cpuset of that cgroup; None for one that does not matter."""

@@ -269,6 +269,7 @@ class RrTimeslice(Setting[TimeSlice]):
     TimeSlice."""
 
     kind: ClassVar[str] = "rr-timeslice"
+    key: ClassVar[str] = "scheduler.slice"
     guest: str
 
     def __str__(self) -> str:
@@ -291,6 +292,7 @@ class RealtimeLimit(Setting[RunTime]):
     Value: RunTime."""
 
     kind: ClassVar[str] = "realtime-limit"
+    key: ClassVar[str] = "scheduler.rest"
     guest: str
 
     def __str__(self) -> str:
@@ -360,7 +362,7 @@ HOST_REF = "host/"
 CgroupTarget = CgroupDir | CpusetFile | Partition
 # Targets that are a file of a network device.
 DeviceTarget = DeviceNumber | QueueCpus
-# Single values of the host for all realtime threads.
+# Single values of the host for all realtime threads, with their keys of policies.
 SchedLimit = RrTimeslice | RealtimeLimit
 Target = (
     ThreadAffinity

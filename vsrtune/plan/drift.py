@@ -26,8 +26,7 @@ from vsrtune.model.targets import (
     EmulatorPin,
     IrqAffinity,
     Pin,
-    RealtimeLimit,
-    RrTimeslice,
+    SchedLimit,
     Target,
     ThreadAffinity,
     ThreadCgroup,
@@ -164,14 +163,10 @@ def _changes(
 
 def _setting(target: Target, thread: Thread | None) -> str:
     """The key of policies that governs the setting; "" for one that nobody else changes."""
-    if isinstance(target, DeviceNumber):
+    if isinstance(target, DeviceNumber | SchedLimit):
         return target.key
     if on_lower_device(target):
         return "irq.set"
-    if isinstance(target, RrTimeslice):
-        return "scheduler.slice"
-    if isinstance(target, RealtimeLimit):
-        return "scheduler.rest"
     if isinstance(target, ThreadSched) and target.guest == HOST_REF:
         return "scheduler.softirq"
     if thread is None or isinstance(target, ThreadCgroup):

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 from vsrtune.core.cpuset import CpuSet
+from vsrtune.model.deadline import is_deadline
 from vsrtune.model.guest import REALTIME, Guest, Sched, SchedClass, Thread, ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.journal_records import Entry, applied, ours, undo_order
@@ -42,7 +43,7 @@ from vsrtune.model.targets import (
 from vsrtune.plan import brought_pins
 from vsrtune.plan.deadline.partitions import CPUS
 from vsrtune.plan.drift import NO_MEMORY, Memory
-from vsrtune.plan.planner import Inputs, Judged, checked, is_deadline, judge
+from vsrtune.plan.planner import Inputs, Judged, checked, judge
 from vsrtune.plan.safety.invariants import PlanError
 from vsrtune.plan.safety.projection import project_actions
 from vsrtune.plan.safety.starvation import unguarded

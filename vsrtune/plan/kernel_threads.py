@@ -15,14 +15,13 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.deadline import has_fair_server
+from vsrtune.model.deadline import has_fair_server, is_deadline
 from vsrtune.model.guest import (
     DATA_PLANE,
     REALTIME,
     Interface,
     NicKind,
     Role,
-    Sched,
     SchedClass,
     ThreadKey,
     level,
@@ -197,13 +196,17 @@ def build_timeslice(context: Context, per_guest: Sequence[Requirements], draft: 
     draft.desired.add(target)
     wanted = TimeSlice(milliseconds)
     if context.host.rr_timeslice_ms is None:
-        command = f"sysctl kernel.sched_rr_timeslice_ms={milliseconds}"
-        draft.skip(HOST_REF, _SUBJECT, f"it cannot be set here: {command} on the host")
+        _by_hand(draft, _SUBJECT, f"sched_rr_timeslice_ms={milliseconds}")
         return
     now = TimeSlice(context.host.rr_timeslice_ms)
     reason = f"scheduler.{key} ({policy.at('scheduler', key)}): equals take turns of {wanted}"
     action = Action.of(target, wanted if wanted.reached_by(now) else now, wanted, reason)
     draft.want(Phase.TIME_SLICE, action, context.left_alone(target), _SUBJECT, str(now))
+
+
+def _by_hand(draft: Draft, subject: str, value: str) -> None:
+    reason = f"it cannot be set here: sysctl kernel.{value} on the host"
+    draft.skip(HOST_REF, subject, reason)
 
 
 _LIMIT = "limit of realtime threads"
@@ -219,11 +222,9 @@ def build_limit(context: Context, per_guest: Sequence[Requirements], draft: Draf
     policies = [w.policy for w in per_guest]
     asking = [p for p in policies if "scheduler.rest" in host_keys(p)]
     host = context.host
-    if not asking or has_fair_server(host.kernel):
+    if not asking or has_fair_server(host):
         return
-    rules = [rule_for(p, role) for p in policies for role in DATA_PLANE]
-    ours = (v.cls for v in context.applied.values() if isinstance(v, Sched))
-    if any(r is not None and r.deadline for r in rules) or SchedClass.DEADLINE in ours:
+    if any(p.deadline for p in policies) or any(map(is_deadline, context.applied.values())):
         draft.skip(HOST_REF, _LIMIT, "budgets of class deadline are admitted by it")
         return
     policy = max(asking, key=lambda p: p.rest_us)
@@ -242,8 +243,7 @@ def build_limit(context: Context, per_guest: Sequence[Requirements], draft: Draf
     draft.desired.add(target)
     if host.rr_timeslice_ms is None and now != wanted:
         # /proc/sys is read-only.
-        command = f"sysctl kernel.sched_rt_runtime_us={wanted.us}"
-        draft.skip(HOST_REF, _LIMIT, f"it cannot be set here: {command} on the host")
+        _by_hand(draft, _LIMIT, f"sched_rt_runtime_us={wanted.us}")
         return
     left = f"they leave {rest / 1000:g}ms of each second"
     reason = f"scheduler.rest ({policy.at('scheduler', 'rest')}): {left}"

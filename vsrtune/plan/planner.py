@@ -28,7 +28,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import Guest, Sched, SchedClass, ThreadKey
+from vsrtune.model.deadline import is_deadline
+from vsrtune.model.guest import Guest, ThreadKey
 from vsrtune.model.load import data_plane, measured, merged, moves
 from vsrtune.model.plan import Action, Drift, Heeded, Plan, Refusal, Skipped
 from vsrtune.model.root_domains import slices_of
@@ -471,11 +472,6 @@ def _judge(ordered: Ordered) -> Judged:
     final = enforcing(replace(made, warnings=told, drift=drift), inputs.applied)
     seats = {key: pick.cpus for key, pick in placed.chosen.items()}
     return Judged(final, ordered.desired, whole, movers, seats)
-
-
-def is_deadline(written: Value) -> bool:
-    """Whether a value of the journal is class deadline."""
-    return isinstance(written, Sched) and written.cls is SchedClass.DEADLINE
 
 
 def _in_held_partitions(

@@ -36,11 +36,8 @@ def lowered(policy: Policy, level: StepLevel) -> Policy:
 def next_level(policy: Policy, now: StepLevel) -> StepLevel:
     """The next level below ``now`` that changes the plan. A guest with budgets goes to the
     ordinary class at once, because budgets throttle themselves and round-robin does not apply."""
-    budgets = any(
-        rule is not None and rule.deadline for rule in (getattr(policy, n) for n in _RULES)
-    )
     for level in (StepLevel.RR, StepLevel.OTHER):
-        if level.number <= now.number or (budgets and level is StepLevel.RR):
+        if level.number <= now.number or (policy.deadline and level is StepLevel.RR):
             continue
         if lowered(policy, level) != lowered(policy, now):
             return level

@@ -182,8 +182,18 @@ class Policy:
     @property
     def realtime(self) -> bool:
         """True when the policy gives a realtime class to any thread."""
+        return any(rule.realtime for rule in self._rules)
+
+    @property
+    def deadline(self) -> bool:
+        """True when the policy gives class deadline to any thread."""
+        return any(rule.deadline for rule in self._rules)
+
+    @property
+    def _rules(self) -> list[SchedRule]:
+        """Those of the guest's own threads."""
         rules = (self.vcpu_sched, self.vhost_sched, self.napi_sched)
-        return any(rule is not None and rule.realtime for rule in rules)
+        return [rule for rule in rules if rule is not None]
 
 
 def user_number(user: str | int | None) -> int | None:
@@ -240,8 +250,7 @@ def cpus_for(policy: Policy, role: Role) -> CpuChoice | CpuMap | None:
 def asks_of_host(policy: Policy) -> bool:
     """Whether a guest with this policy needs settings of the host itself: those of ``host_keys``,
     or the root domains of class deadline."""
-    rules = [rule_for(policy, role) for role in DATA_PLANE]
-    return bool(host_keys(policy)) or any(rule is not None and rule.deadline for rule in rules)
+    return bool(host_keys(policy)) or policy.deadline
 
 
 def host_keys(policy: Policy) -> frozenset[str]:

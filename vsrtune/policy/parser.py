@@ -164,9 +164,10 @@ class _Reader:
         )
         if policy.guest.startswith(KUBEVIRT):
             self.in_pod(data, policy)
-        if policy.rest_us and ("scheduler", "rest") in self.lines and not policy.realtime:
+        here = ("scheduler", "rest")
+        if policy.rest_us and not policy.by_profile(*here) and not policy.realtime:
             self.fail(
-                ("scheduler", "rest"),
+                here,
                 "no thread of the guest is given class fifo or rr",
                 "remove it, or give vcpu or vhost class rr",
             )

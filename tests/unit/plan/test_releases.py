@@ -106,10 +106,10 @@ def test_a_class_that_its_owner_lowered_is_released() -> None:
 TURNS = "class: rr, priority: 10"
 
 
-def resting(vcpu: int = 1, rest: str = "10ms", more: str = "") -> str:
+def resting(rest: str = "10ms", more: str = "") -> str:
     """A policy for realtime threads that leave so much of each second."""
     rules = f"rest: {rest}, vcpu: {{{TURNS}}}, vhost: {{{TURNS}}}"
-    return f"cpus: {{vcpu: {vcpu}, vhost: {vcpu}}}\nscheduler: {{{rules}}}\n{more}"
+    return f"cpus: {{vcpu: 1, vhost: 1}}\nscheduler: {{{rules}}}\n{more}"
 
 
 def share(runtime: str) -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model import cpuset_tree
@@ -106,15 +107,9 @@ class Projection:
             case (IrqAffinity() | QueueCpus(), CpuSet() as cpus):
                 self._below(action.target, cpus)
             case (RrTimeslice(), TimeSlice(ms=ms)):
-                self._before = replace(
-                    self._before, host=replace(self._before.host, rr_timeslice_ms=ms)
-                )
-                self._host = None
+                self._set_host(rr_timeslice_ms=ms)
             case (RealtimeLimit(), RunTime(us=us)):
-                self._before = replace(
-                    self._before, host=replace(self._before.host, sched_rt_runtime_us=us)
-                )
-                self._host = None
+                self._set_host(sched_rt_runtime_us=us)
             case (ThreadSched(thread=key), Sched() as sched):
                 if key in self._softirq:
                     self._softirq[key] = replace(self._softirq[key], sched=sched)
@@ -149,7 +144,10 @@ class Projection:
     def _below(self, target: Target, cpus: CpuSet) -> None:
         """Change a setting of a lower device."""
         nics = tuple(changed(nic, target, cpus) for nic in self._before.host.nics)
-        self._before = replace(self._before, host=replace(self._before.host, nics=nics))
+        self._set_host(nics=nics)
+
+    def _set_host(self, **values: Any) -> None:
+        self._before = replace(self._before, host=replace(self._before.host, **values))
         self._host = None
 
     def _passed(self, irq: IrqAffinity, cpus: CpuSet) -> None:
