@@ -49,6 +49,7 @@ FIGURES: tuple[Figure, ...] = (
     levers.GUEST,
     levers.ISOLATION,
     levers.REST,
+    levers.SERVER,
     fig02.FIGURE,
     fig03.FIGURE,
     budgets.FIG04,

@@ -227,3 +227,41 @@ REST = Figure(
     ),
     native=None,
 )  # fmt: skip
+
+
+# From 6.12 on ordinary threads that starve on a CPU get it for 50 ms of each second, in one piece
+# (fair_server: pick_task_fair behind a deadline entity, dl_server_timer).
+_SERVER = "/sys/kernel/debug/sched/fair_server/cpu1/runtime"
+_LEAVES = "fair_server of 10 ms"
+_OVER = (1.0, 2.0, 4.0)
+SERVER = Figure(
+    id="levers-server",
+    title="What ordinary threads take of the router's CPU, kernel 6.12",
+    paper="",
+    ours="The shipped policy, beside the same with 10 ms instead of the kernel's 50 for the threads of class "
+    "other that starve on the router's CPU (fair_server in debugfs), and beside the same with that CPU in an "
+    "isolated partition, to which the scheduler moves no thread.",
+    runs=(
+        Run(
+            "levers", BASE,
+            (
+                policy(_OURS, _SHIPPED),
+                _shell(_LEAVES, f"echo 10000000 > {_SERVER}", f"echo 50000000 > {_SERVER}", _SHIPPED),
+                _shell("partition", _ISOLATED, _MEMBER, _SHIPPED),
+            ),
+            scaled=("peers/untuned", _OVER), latency=True, seconds=5.5, seed=35,
+        ),
+    ),
+    claims=tuple(
+        Claim(
+            f"{text}, at {share:g} of the untuned peak.",
+            sooner("levers", name, _OURS, partial(_share, share=share, shares=_OVER)),
+        )
+        for text, name in (
+            ("A fair_server of 10 ms instead of 50", _LEAVES),
+            ("An isolated partition for its CPU", "partition"),
+        )
+        for share in _OVER
+    ),
+    native=None,
+)  # fmt: skip
