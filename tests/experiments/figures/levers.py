@@ -231,7 +231,11 @@ REST = Figure(
 
 # From 6.12 on ordinary threads that starve on a CPU get it for 50 ms of each second, in one piece
 # (fair_server: pick_task_fair behind a deadline entity, dl_server_timer).
-_SERVER = "/sys/kernel/debug/sched/fair_server/cpu1/runtime"
+_SERVER = (
+    "mount -t debugfs none /media\n"
+    "echo {} > /media/sched/fair_server/cpu1/runtime\n"
+    "umount /media\n"
+)
 _LEAVES = "fair_server of 10 ms"
 _OVER = (1.0, 2.0, 4.0)
 SERVER = Figure(
@@ -246,7 +250,7 @@ SERVER = Figure(
             "levers", BASE,
             (
                 policy(_OURS, _SHIPPED),
-                _shell(_LEAVES, f"echo 10000000 > {_SERVER}", f"echo 50000000 > {_SERVER}", _SHIPPED),
+                _shell(_LEAVES, _SERVER.format(10_000_000), _SERVER.format(50_000_000), _SHIPPED),
                 _shell("partition", _ISOLATED, _MEMBER, _SHIPPED),
             ),
             scaled=("peers/untuned", _OVER), latency=True, seconds=5.5, seed=35,
