@@ -11,6 +11,7 @@ from experiments.judge import more, sooner, top
 from experiments.plan import (
     BASE,
     BOOKWORM,
+    Boot,
     Claim,
     Figure,
     Run,
@@ -144,48 +145,74 @@ _MEMBER = _SCOPE + (
     "echo > $slice/cpuset.cpus.exclusive\n"
 )
 _WORKQUEUES = "/sys/devices/virtual/workqueue/cpumask"
-_ISOLATION = (
-    ("an isolated partition for its CPU", _shell("partition", _ISOLATED, _MEMBER, _SHIPPED)),
+_PARTITION = _shell("partition", _ISOLATED, _MEMBER, _SHIPPED)
+
+
+def _share(data: Data, share: float, shares: Sequence[float]) -> float:
+    return data.scaled("levers", shares, share)
+
+
+def _delay(
+    figure: str,
+    title: str,
+    ours: str,
+    configurations: Sequence[dict[str, Any]],
+    points: Sequence[tuple[str, str, str]],
+    shares: Sequence[float],
+    seed: int,
+    *,
+    base: Boot = BASE,
+    peak: str = "peers/untuned",
+) -> Figure:
+    """A figure of P99 at ``shares`` of the rate that the run ``peak`` found. A point is what is done,
+    the configuration that should have the lower P99, and the one beside it."""
+    return Figure(
+        id=figure,
+        title=title,
+        paper="",
+        ours=ours,
+        runs=(
+            Run(
+                "levers", base, tuple(configurations),
+                scaled=(peak, tuple(shares)), latency=True, seconds=5.5, seed=seed,
+            ),
+        ),
+        claims=tuple(
+            Claim(
+                f"{text}, at {share:g} of the untuned peak.",
+                sooner("levers", lower, other, partial(_share, share=share, shares=shares)),
+            )
+            for text, lower, other in points
+            for share in shares
+        ),
+        native=None,
+    )  # fmt: skip
+
+
+_WORKQUEUES_TOO = "partition, workqueues"
+ISOLATION = _delay(
+    "levers-isolation",
+    "Isolation without class deadline",
+    "The shipped policy, and the router's CPU isolated from the scheduler's balancing and from "
+    "unbound kernel work beside it, at half of the untuned peak and at the peak. The aim is the "
+    "delay: whether P99 is lower. What does not help here is not built.",
     (
-        "that, and unbound workqueues elsewhere",
+        policy(_OURS, _SHIPPED),
+        _PARTITION,
         _shell(
-            "partition, workqueues",
+            _WORKQUEUES_TOO,
             f"{_ISOLATED}echo 1 > {_WORKQUEUES}\n",
             f"echo 3 > {_WORKQUEUES}\n{_MEMBER}",
             _SHIPPED,
         ),
     ),
+    (
+        ("An isolated partition for its CPU", "partition", _OURS),
+        ("That, and unbound workqueues elsewhere", _WORKQUEUES_TOO, _OURS),
+    ),
+    (0.5, 1.0),
+    33,
 )
-_SHARES = (0.5, 1.0)
-
-
-def _share(data: Data, share: float, shares: Sequence[float] = _SHARES) -> float:
-    return data.scaled("levers", shares, share)
-
-
-ISOLATION = Figure(
-    id="levers-isolation",
-    title="Isolation without class deadline",
-    paper="",
-    ours="The shipped policy, and the router's CPU isolated from the scheduler's balancing and from "
-    "unbound kernel work beside it, at half of the untuned peak and at the peak. The aim is the "
-    "delay: whether P99 is lower. What does not help here is not built.",
-    runs=(
-        Run(
-            "levers", BASE, (policy(_OURS, _SHIPPED), *(c for _, c in _ISOLATION)),
-            scaled=("peers/untuned", _SHARES), latency=True, seconds=5.5, seed=33,
-        ),
-    ),
-    claims=tuple(
-        Claim(
-            f"{text[0].upper()}{text[1:]}, at {share:g} of the untuned peak.",
-            sooner("levers", c["name"], _OURS, partial(_share, share=share)),
-        )
-        for text, c in _ISOLATION
-        for share in _SHARES
-    ),
-    native=None,
-)  # fmt: skip
 
 
 # Before 6.12 the kernel stops all realtime threads of a CPU for the rest of a second in which they
@@ -194,39 +221,23 @@ ISOLATION = Figure(
 _UNTUNED, _REST = "untuned", "rest of 10 ms"
 # When this was measured the shipped policy had no rest, and sysctl set the limit.
 _KERNELS = _SHIPPED + "scheduler: {rest: 50ms}\n"
-_LOADED = (0.5, 1.0, 4.0)
-REST = Figure(
-    id="levers-rest",
-    title="The rest that realtime threads must leave, kernel 6.1",
-    paper="",
-    ours="The shipped policy, with which realtime threads may run for 990 ms of each second on a CPU "
+REST = _delay(
+    "levers-rest",
+    "The rest that realtime threads must leave, kernel 6.1",
+    "The shipped policy, with which realtime threads may run for 990 ms of each second on a CPU "
     "(scheduler.rest: 10ms, kernel.sched_rt_runtime_us=990000), beside the same with the kernel's own limit, "
     "950 ms, and the untuned router. A kernel before 6.12 stops the router for what is left of the "
     "second, so the delay of what comes meanwhile is up to 50 ms.",
-    runs=(
-        Run(
-            "levers", BOOKWORM,
-            (
-                untuned(_UNTUNED),
-                policy(_OURS, _KERNELS),
-                policy(_REST, _SHIPPED),
-            ),
-            scaled=("peers-6.1/untuned", _LOADED), latency=True, seconds=5.5, seed=34,
-        ),
+    (untuned(_UNTUNED), policy(_OURS, _KERNELS), policy(_REST, _SHIPPED)),
+    (
+        ("A rest of 10 ms instead of 50", _REST, _OURS),
+        ("With it, against the untuned router", _REST, _UNTUNED),
     ),
-    claims=tuple(
-        Claim(
-            text.format(share=share),
-            sooner("levers", _REST, theirs, partial(_share, share=share, shares=_LOADED)),
-        )
-        for text, theirs in (
-            ("A rest of 10 ms instead of 50, at {share:g} of the untuned peak.", _OURS),
-            ("With it, against the untuned router, at {share:g} of the untuned peak.", _UNTUNED),
-        )
-        for share in _LOADED
-    ),
-    native=None,
-)  # fmt: skip
+    (0.5, 1.0, 4.0),
+    34,
+    base=BOOKWORM,
+    peak="peers-6.1/untuned",
+)
 
 
 # From 6.12 on ordinary threads that starve on a CPU get it for 50 ms of each second, in one piece
@@ -244,36 +255,18 @@ _SERVER = (
 _SHORT = _SERVER.format(200_000_000, "period", 10_000_000, "runtime")
 _LONG = _SERVER.format(50_000_000, "runtime", 1_000_000_000, "period")
 _LEAVES = "fair_server of 10 ms"
-_OVER = (1.0, 2.0, 4.0)
-SERVER = Figure(
-    id="levers-server",
-    title="What ordinary threads take of the router's CPU, kernel 6.12",
-    paper="",
-    ours="The shipped policy, beside the same with 10 ms in 200 instead of the kernel's 50 ms in a second for "
+SERVER = _delay(
+    "levers-server",
+    "What ordinary threads take of the router's CPU, kernel 6.12",
+    "The shipped policy, beside the same with 10 ms in 200 instead of the kernel's 50 ms in a second for "
     "the threads of class other that starve on the router's CPU (fair_server in debugfs), and beside the same "
     "with that CPU in an isolated partition, to which the scheduler moves no thread. Neither lowers P99, so "
     "neither is built: in overload it is the rings on the way that are full, as P50 shows.",
-    runs=(
-        Run(
-            "levers", BASE,
-            (
-                policy(_OURS, _SHIPPED),
-                _shell(_LEAVES, _SHORT, _LONG, _SHIPPED),
-                _shell("partition", _ISOLATED, _MEMBER, _SHIPPED),
-            ),
-            scaled=("peers/untuned", _OVER), latency=True, seconds=5.5, seed=35,
-        ),
+    (policy(_OURS, _SHIPPED), _shell(_LEAVES, _SHORT, _LONG, _SHIPPED), _PARTITION),
+    (
+        ("A fair_server of 10 ms in 200 instead of 50 in a second", _LEAVES, _OURS),
+        ("An isolated partition for its CPU", "partition", _OURS),
     ),
-    claims=tuple(
-        Claim(
-            f"{text}, at {share:g} of the untuned peak.",
-            sooner("levers", name, _OURS, partial(_share, share=share, shares=_OVER)),
-        )
-        for text, name in (
-            ("A fair_server of 10 ms in 200 instead of 50 in a second", _LEAVES),
-            ("An isolated partition for its CPU", "partition"),
-        )
-        for share in _OVER
-    ),
-    native=None,
-)  # fmt: skip
+    (1.0, 2.0, 4.0),
+    35,
+)
