@@ -122,7 +122,8 @@ FIGURE = Figure(
     "classes of the profile router. It binds both vhost workers to the other one, as "
     "`isolateEmulatorThread` does (housekeeping CPU), or to the pod's two (pool). `auto` chooses as the "
     "former. A load is so many times the untuned peak; probes beside it give the delay. What is lost in "
-    "the pod counts as lost elsewhere. Three emulated CPUs on two cores.",
+    "the pod counts as lost elsewhere. Three emulated CPUs on two cores. The router is as fast as its vcpu: "
+    "a policy can gain no more than the untuned vcpu lacks of a CPU, which the causes below tell.",
     runs=(
         Run(
             _PEAK, _BOOT, (untuned(_UNTUNED),), rates=(4000, 6000, 8000, 12000),
