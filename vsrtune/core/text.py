@@ -10,8 +10,8 @@ from fractions import Fraction
 from vsrtune.core.errors import VsrtuneError
 
 _UNITS = {"ns": 1, "us": 1_000, "µs": 1_000, "ms": 1_000_000, "s": 1_000_000_000}
-TIME_PATTERN = r"^\s*[0-9]+(\.[0-9]+)?\s*(ns|us|µs|ms|s)\s*$"
-_TIME = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*(ns|us|µs|ms|s)", re.ASCII)
+TIME_PATTERN = r"^\s*[0-9]{1,18}(\.[0-9]{1,18})?\s*(ns|us|µs|ms|s)\s*$"
+_TIME = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*(ns|us|µs|ms|s)", re.ASCII)
 
 
 def parse_time(text: str) -> int:

@@ -181,7 +181,7 @@ def cgroup_root() -> str | None:
 
 def unified_cgroup(text: str) -> str:
     """The cgroup of v2 in the text of /proc/TID/cgroup, "/" for none."""
-    return next((line[3:] for line in text.splitlines() if line.startswith("0::")), "/")
+    return next((line[3:] for line in text.split("\n") if line.startswith("0::")), "/")
 
 
 def _as_on_host(text: str) -> str:
@@ -193,11 +193,12 @@ def seen_from(root: str, text: str) -> str:
     """/proc/TID/cgroup as the host shows it, of the text that a process reads for which ``root`` is
     the root of cgroup v2: a path outside begins with ``/..`` for each level up
     (cgroup_namespaces(7))."""
-    lines = text.splitlines()
+    # No splitlines(): names of cgroups may hold whatever else it takes for the end of a line.
+    lines = text.split("\n")
     for number, line in enumerate(lines):
         if line.startswith("0::"):
             lines[number] = f"0::{posixpath.normpath(f'{root}/{line[3:]}')}"
-    return "".join(f"{line}\n" for line in lines)
+    return "\n".join(lines)
 
 
 def boot_id(root: HostRoot | None = None) -> str:

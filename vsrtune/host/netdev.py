@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import posixpath
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
@@ -20,6 +21,8 @@ from vsrtune.model.module_counters import parse as parse_counters
 from vsrtune.model.targets import DEVICE_SETTINGS, queue_file
 
 CLASS = "/sys/class/net"
+# What sysfs answers of a device that is being removed (netdev_show and netstat_show: EINVAL).
+GOING = (errno.ENOENT, errno.ENODEV, errno.EINVAL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +278,9 @@ class NetReader:
                 queues=queues,
                 inner=self._inner(device),
             )
-        except FileNotFoundError:
+        except OSError as error:
+            if error.errno not in GOING:
+                raise
             return None
 
     def _inner(self, device: Device) -> bool:

@@ -130,7 +130,7 @@ def parse_cgroup(text: str) -> str | None:
     if text.startswith("0::/") and text.find("\n") in (-1, len(text) - 1):
         return text[4:].rstrip("\n")
     path: str | None = None
-    for line in text.splitlines():
+    for line in text.split("\n"):
         number, _, rest = line.partition(":")
         controllers, _, where = rest.partition(":")
         if "cpuset" in controllers.split(","):
@@ -235,7 +235,7 @@ def read_links(root: HostRoot, pid: int, most: int | None = MOST_DESCRIPTORS) ->
 def parse_fdinfo_iff(text: str) -> str:
     """The device of an open /dev/net/tun from its fdinfo (``iff:`` line), or "" when
     the descriptor is not attached."""
-    for line in text.splitlines():
+    for line in text.split("\n"):
         key, _, value = line.partition(":")
         if key == "iff":
             return value.strip()

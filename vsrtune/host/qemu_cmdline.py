@@ -22,6 +22,8 @@ _IMPLIED = {
 # Anybody may run a QEMU with any text on its command line. A descriptor is a C int.
 _FD_DIGITS = 10
 _VCPU_DIGITS = 5
+# Characters of the name of an option within others, at most.
+_LONGEST = 100
 # Escapes of JSON make texts that no file, device or domain is named by, and that no call takes.
 _IMPOSSIBLE = re.compile("[\0\ud800-\udfff]")
 
@@ -95,6 +97,9 @@ def _json_options(text: str) -> dict[str, str]:
 
 
 def _flatten(prefix: str, data: Any, options: dict[str, str]) -> None:
+    # A name that many parts share would be kept once for each of them.
+    if len(prefix) > _LONGEST:
+        return
     if isinstance(data, dict):
         for key, value in data.items():
             _flatten(f"{prefix}.{key}" if prefix else str(key), value, options)

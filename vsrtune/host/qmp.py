@@ -42,11 +42,10 @@ def parse_cpus(answer: Iterable[Mapping[str, Any]]) -> dict[int, int]:
         found = sorted((int(cpu["cpu-index"]), int(cpu["thread-id"])) for cpu in answer)
     except (KeyError, TypeError, AttributeError, OverflowError) as error:
         raise ValueError("this is no answer to query-cpus-fast") from error
-    vcpus: dict[int, int] = {}
+    first: dict[int, int] = {}
     for index, tid in found:
-        if tid not in vcpus.values():
-            vcpus[index] = tid
-    return vcpus
+        first.setdefault(tid, index)
+    return {index: tid for tid, index in first.items()}
 
 
 def query_vcpus(path: str, pid: int, timeout: float) -> dict[int, int]:

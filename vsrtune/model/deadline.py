@@ -43,8 +43,8 @@ LEAVING = Sched(
     period_ns=MAX_PERIOD_NS,
 )
 
-PERCENT_PATTERN = r"^\s*[0-9]+(\.[0-9]+)?\s*%\s*$"
-_PERCENT = re.compile(r"([0-9]+(?:\.[0-9]+)?)\s*%")
+PERCENT_PATTERN = r"^\s*[0-9]{1,18}(\.[0-9]{1,18})?\s*%\s*$"
+_PERCENT = re.compile(r"([0-9]{1,18}(?:\.[0-9]{1,18})?)\s*%", re.ASCII)
 
 
 def parse_percent(text: str) -> Fraction:

@@ -16,7 +16,7 @@ from vsrtune.core.retry import Pause
 from vsrtune.host.cgroupfs import Cpuset, CpusetReader, libvirt_role
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.libvirt import DomainText
-from vsrtune.host.netdev import NetReader
+from vsrtune.host.netdev import GOING, NetReader
 from vsrtune.host.procfs import (
     MOST_THREADS,
     RawThread,
@@ -324,7 +324,9 @@ class GuestReader:
                     counters=counters,
                     **self.net.numbers(device),
                 )
-            except FileNotFoundError:
+            except OSError as error:
+                if error.errno not in GOING:
+                    raise
                 continue
             interfaces.append(interface)
             if backend.vhost:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -125,6 +126,9 @@ def lower_devices(guests: Iterable[Guest]) -> set[str]:
 
 _NOHZ_FULL = "/sys/devices/system/cpu/nohz_full"
 _TUNED_PROFILE = "/etc/tuned/active_profile"
+_IRQ = re.compile(r"[0-9]{1,9}", re.ASCII)
+# Characters of a command line of irqbalance that is read.
+_LONGEST = 4096
 
 
 def read_neighbours(
@@ -143,7 +147,10 @@ def _daemon(root: HostRoot, name: str, pid: int, rt_runtime_us: int) -> Competit
     detail = _detail(root, name, rt_runtime_us)
     if name != IRQBALANCE:
         return Competitor(name, pid, detail)
-    banned, script = irqbalance_bans((text_of(root, f"/proc/{pid}/cmdline") or "").split("\0"))
+    line = text_of(root, f"/proc/{pid}/cmdline") or ""
+    # A container's root may have given its process this name, and any command line.
+    words = line.split("\0") if len(line) <= _LONGEST else []
+    banned, script = irqbalance_bans(words)
     if banned:
         detail += f", but not of interrupts {', '.join(map(str, banned))}"
     if script:
@@ -161,7 +168,7 @@ def irqbalance_bans(argv: Sequence[str]) -> tuple[tuple[int, ...], str]:
         known, _ = parser.parse_known_args(list(argv[1:]))
     except ValueError:
         return (), ""
-    banned = {int(text) for text in known.banirq if text.isascii() and text.isdigit()}
+    banned = {int(text) for text in known.banirq if _IRQ.fullmatch(text)}
     return tuple(sorted(banned)), known.policyscript
 
 

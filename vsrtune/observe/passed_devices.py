@@ -24,12 +24,14 @@ def passed_devices(root: HostRoot, pid: int, links: Mapping[int, str]) -> tuple[
     number of the device node is the group's own.
     """
     found: list[PassedDevice] = []
+    groups: set[str] = set()
     for number, link in links.items():
         match = GROUP_FD.fullmatch(link)
-        if match is None:
+        if match is None or match[1] in groups:
             continue
         with suppress(OSError):
             if _is_group(root, f"/proc/{pid}/fd/{number}", match[1]):
+                groups.add(match[1])
                 names = root.listdir(f"/sys/kernel/iommu_groups/{match[1]}/devices")
                 found += [passed_device(root, name) for name in names if _by_vfio(root, name)]
     return tuple(sorted(found, key=lambda device: device.address))

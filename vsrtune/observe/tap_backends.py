@@ -5,6 +5,7 @@ and libvirt's XML."""
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -51,9 +52,9 @@ class Descriptors:
     passed: tuple[PassedDevice, ...] = ()
     others: tuple[str, ...] = ()
 
-    def queues(self, device: str) -> int:
-        """Queues of ``device`` that this process holds open."""
-        return sum(1 for name in self.taps.values() if name == device)
+    def queues(self) -> Counter[str]:
+        """How many queues of each device this process holds open."""
+        return Counter(self.taps.values())
 
 
 def read_descriptors(root: HostRoot, net: NetReader, process: QemuProcess) -> Descriptors:
@@ -152,6 +153,7 @@ def backends(
     if not listed:
         return _of_command_line(process, descriptors)
     order = {netdev.id: n for n, netdev in enumerate(process.args.netdevs)}
+    opened = descriptors.queues()
     cold = []
     hot = []
     for found in declared:
@@ -168,7 +170,7 @@ def backends(
             model=found.model,
             alias=found.alias,
             vhost=netdev.vhost if netdev is not None and same else found.vhost,
-            queues=descriptors.queues(found.device) or 1,
+            queues=opened[found.device] or 1,
             cold=same,
         )
         if position is not None and same:
@@ -180,7 +182,9 @@ def backends(
 
 def _of_command_line(process: QemuProcess, descriptors: Descriptors) -> list[Backend]:
     found: list[Backend] = []
-    devices = list(dict.fromkeys(descriptors.taps.values()))
+    # A dict, for its order.
+    devices = dict.fromkeys(descriptors.taps.values())
+    opened = descriptors.queues()
     named = {n.ifname for n in process.args.netdevs} | {
         descriptors.taps.get(n.fds[0]) for n in process.args.netdevs if n.fds
     }
@@ -193,13 +197,13 @@ def _of_command_line(process: QemuProcess, descriptors: Descriptors) -> list[Bac
         else:
             device = netdev.ifname or next(unnamed, None)
         if device is not None and device in devices:
-            devices.remove(device)
-            queues = descriptors.queues(device)
+            del devices[device]
+            queues = opened[device]
             told = (netdev.mac, netdev.model, netdev.device, netdev.vhost)
             found.append(Backend(device, *told, queues, True))
     spare = descriptors.vhost_net - sum(b.queues for b in found if b.vhost)
     for device in devices:
-        queues = descriptors.queues(device)
+        queues = opened[device]
         vhost = spare >= queues
         spare -= queues if vhost else 0
         found.append(Backend(device, "", "", "", vhost, queues, False))

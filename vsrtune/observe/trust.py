@@ -133,7 +133,9 @@ class Judge:
         elif not why and not libvirts:
             why = self._wrong_user(uids)
         if not why and not machine:
-            vouched = libvirts or uids == (0, 0, 0) or (pid, start_time) in self._earlier
+            vouched = libvirts or (pid, start_time) in self._earlier
+            if not vouched and uids == (0, 0, 0) and exe.endswith(DELETED):
+                vouched = self._has_hosts_root(pid)
             why = self._wrong_file(pid, exe, vouched, libvirts)
         standing = Standing.UNKNOWN if libvirts else Standing.PLAIN
         standing = Standing.STRANGER if why else standing
@@ -182,8 +184,8 @@ class Judge:
 
     def _roots_cgroups(self, text: str) -> Iterator[str]:
         """The cgroups in /proc/TID/cgroup that root made, without the leading slash. Users can
-        make cgroups of any name below one that is theirs."""
-        for line in text.splitlines():
+        make cgroups of any name below one that is theirs, with anything in it but a newline."""
+        for line in text.rstrip("\n").split("\n"):
             number, _, rest = line.partition(":")
             controllers, _, path = rest.partition(":")
             path = path.removeprefix("/")
@@ -249,6 +251,12 @@ class Judge:
         if uids[0] not in self._users:
             return f"it is user {uids[0]}'s, and no policy for plain QEMU has `user: {uids[0]}`"
         return ""
+
+    def _has_hosts_root(self, pid: int) -> bool:
+        """Whether a process has the root directory of this host. Root of a container may give its
+        own files any name."""
+        theirs, ours = (self._root.stat(f"/proc/{p}/root") for p in (pid, 1))
+        return (theirs.dev, theirs.ino) == (ours.dev, ours.ino)
 
     def _wrong_file(self, pid: int, exe: str, vouched: bool, libvirts: bool) -> str:
         problem = self.path_problem(exe)

@@ -94,6 +94,9 @@ def read(text: str, path: str, kind: str = "policy") -> Document:
         document.data = _Builder(events, document, fail, kind).document()
     except _Stop:
         document.data = None
+    except (ValueError, OverflowError):
+        # Of chr(), in the library, which tells no line.
+        fail(1, "an escape (\\U, \\u, \\x) in the text names no character", "write the character")
     except MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = mark.line + 1 if mark is not None else 1

@@ -13,7 +13,7 @@ from vsrtune.core.errors import JournalError, VsrtuneError
 from vsrtune.core.untrusted import MAX_DEPTH, MAX_XML_DEPTH, json_value, xml_element
 from vsrtune.execute.journal import read_entries
 from vsrtune.execute.ledger import read_pending
-from vsrtune.host.qemu_cmdline import parse
+from vsrtune.host.qemu_cmdline import parse, split_options
 from vsrtune.host.state_files import MAX_SIZE
 
 
@@ -85,6 +85,8 @@ def test_a_command_line_that_means_harm_is_soon_read() -> None:
         "-netdev", "tap,fds=" + ":".join(["9" * 11, "7"]),
     ]  # fmt: skip
     found = parse(hostile)
+    kept = split_options(json.dumps({"a" * 50_000: dict.fromkeys(map(str, range(1000)), 0)}))
+    assert sum(map(len, kept)) < 1_000_000, "one long name is not kept for each option below it"
     assert [n.fds for n in found.netdevs] == [(), (7,)]
     assert time.monotonic() - begin < 5
 

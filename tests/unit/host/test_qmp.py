@@ -244,3 +244,11 @@ def test_else_the_shipped_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(sys, "path", [str(tmp_path)])
     monkeypatch.setattr(qmp, "DIRECTORY", str(library(tmp_path / "vendor", "vendor")))
     assert qmp.qemu_qmp().ORIGIN == "vendor"
+
+
+def test_a_monitor_that_tells_of_more_cpus_than_there_are() -> None:
+    """Its answer may have 10 MiB: what is made of it takes a time that follows its size."""
+    begin = time.monotonic()
+    many = [{"cpu-index": n, "thread-id": n + 1} for n in range(100_000)]
+    assert len(parse_cpus(many)) == len(many)
+    assert time.monotonic() - begin < 5

@@ -330,3 +330,17 @@ def test_a_lower_device_shows_where_its_work_is_done(tree: HostTree) -> None:
     assert nic.rps_cpus == CpuSet([0, 1, 2])
     assert [(t.name, t.affinity) for t in nic.napi] == [("napi/p0-8193", CpuSet([1]))]
     assert [(i.number, i.managed) for i in nic.irqs] == [(41, False), (42, True)]
+
+
+def test_a_device_that_is_being_removed_costs_its_guest_nothing_else() -> None:
+    """Between the unplug and the end of its directory sysfs answers EINVAL."""
+    tree = two_guests("vr1")
+    before = Observer(tree.root(), FakeVirt(domain("vr1"))).observe()
+    guest = next(g for g in before.guests if g.interfaces)
+    device = guest.interfaces[0].target
+    (path,) = [p for p in tree.answers.texts if p.endswith(f"/{device}/tx_queue_len")]
+    tree.errors[path] = "EINVAL"
+    after = Observer(tree.root(), FakeVirt(domain("vr1"))).observe()
+    (same,) = [g for g in after.guests if g.ref == guest.ref]
+    assert device not in {i.target for i in same.interfaces}
+    assert after.problems == before.problems

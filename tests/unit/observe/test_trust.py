@@ -197,6 +197,7 @@ def replaced(tree: HostTree, *pids: int, uid: int = 0) -> None:
     for pid in pids:
         tree.links[f"/proc/{pid}/exe"] = f"{QEMU} (deleted)"
         tree.stats[f"/proc/{pid}/exe"] = FileStat(uid, FILE, 1, 1000)
+        tree.stats[f"/proc/{pid}/root"] = tree.stats["/proc/1/root"] = FileStat(0, DIRECTORY, 1, 2)
     tree.errors[f"{QEMU} (deleted)"] = "ENOENT"
 
 
@@ -205,6 +206,10 @@ def test_guests_outlive_an_upgrade_of_qemu(tree: HostTree) -> None:
     snapshot = observer(tree, FakeVirt(domain("vr1")), "*", "qemu:*").observe()
     assert refs(snapshot) == REAL
     assert not snapshot.guests[0].unconfirmed
+    # Root of a container calls his own file so, and his user number is root's.
+    tree.stats["/proc/70/root"] = FileStat(0, DIRECTORY, 9, 2)
+    snapshot = observer(tree, FakeVirt(domain("vr1")), "*", "qemu:*").observe()
+    assert refs(snapshot) == REAL[:1]
     # Somebody else's file that is gone is nobody's word.
     replaced(tree, 50, 70, uid=NOBODY)
     snapshot = observer(tree, FakeVirt(domain("vr1")), "*", "qemu:*").observe()
@@ -350,10 +355,21 @@ def test_a_name_that_nothing_can_have_keeps_no_pass_from_the_others(
         ]
 
 
-def test_a_cgroup_of_a_users_own_is_not_libvirts(tree: HostTree) -> None:
+@pytest.mark.parametrize(
+    "name",
+    [
+        "machine.slice/libvirt/emulator",
+        # What splitlines() takes for the end of a line, and the kernel for a letter.
+        *(
+            f"x{end}0::/machine.slice/machine-qemu\\x2d1\\x2dvr1.scope"
+            for end in "\v\f\x1c\x85\u2028"
+        ),
+    ],
+)
+def test_a_cgroup_of_a_users_own_is_not_libvirts(tree: HostTree, name: str) -> None:
     pretender(tree, 90, *COPY, exe=QEMU)
     home = "/user.slice/user-65534.slice/user@65534.service"
-    tree.file("/proc/90/task/90/cgroup", f"0::{home}/machine.slice/libvirt/emulator\n")
+    tree.file("/proc/90/task/90/cgroup", f"0::{home}/{name}\n")
     tree.stats[f"/sys/fs/cgroup{home}"] = FileStat(NOBODY, DIRECTORY, 1, 5)
     snapshot = observer(tree, FakeVirt(domain("vr1")), "*").observe()
     assert refs(snapshot) == REAL
@@ -423,6 +439,11 @@ def test_only_root_runs_what_competes_for_settings(
     tree.file("/proc/90/cmdline", "irqbalance\0--banirq=41\0")
     neighbours = observer(tree, FakeVirt(domain("vr1")), "*").observe().host.neighbours
     assert [n.banned_irqs for n in neighbours] == ([(41,)] if found else [])
+    # Root of a container has the number 0 too, and its own irqbalance.
+    for words in (f"--banirq={'9' * 4000}", "-i\0001\0" * 100_000):
+        tree.file("/proc/90/cmdline", f"irqbalance\0{words}\0")
+        neighbours = observer(tree, FakeVirt(domain("vr1")), "*").observe().host.neighbours
+        assert [n.banned_irqs for n in neighbours] == ([()] if found else [])
 
 
 @pytest.mark.parametrize(

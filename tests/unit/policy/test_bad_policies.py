@@ -68,6 +68,13 @@ MADE: dict[str, tuple[bytes, str]] = {
         b"guest: vr1\a\n",
         "policy.yaml:1: the text holds a control character that YAML does not allow; remove it",
     ),
+    "no-character": (
+        b'guest: "\\U00110000"\n',
+        (
+            "policy.yaml:1: an escape (\\U, \\u, \\x) in the text names no character; write the "
+            "character"
+        ),
+    ),
     "not-utf8": (
         b"guest: vr1\n# r\xe9seau\n",
         "policy.yaml:2: the text is not UTF-8; save the file as UTF-8",

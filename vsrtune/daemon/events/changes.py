@@ -262,7 +262,7 @@ class ChangeEvents(Background):
             self._filter()
             if not poll.poll(_TURN * 1000):
                 continue
-            lines = _read(pipe).splitlines()
+            lines = _read(pipe).split("\n")
             self._hear(lines)
             self._stopping.wait(_BURST if len(lines) > _MANY else _BATCH)
 
