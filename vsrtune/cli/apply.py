@@ -39,17 +39,18 @@ from vsrtune.cli.plan import plan
 from vsrtune.cli.render import complain, patience, print_json, say, show
 from vsrtune.cli.trial import guardian
 from vsrtune.cli.trial.guardian import TrialGuard
-from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.errors import ObserveError, VsrtuneError, WriteError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.execute import executor
 from vsrtune.execute.executor import Result
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal, check_free, read_entries
+from vsrtune.execute.vanished import forget
 from vsrtune.host.filesystem import LiveRoot, boot_id
 from vsrtune.host.state_files import MAX_SIZE
 from vsrtune.model.journal_records import undo_action, undo_order
 from vsrtune.model.plan import Plan, read_plan
-from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.snapshot import Snapshot, SnapshotSlice
 from vsrtune.observe.qemu_processes import ProcessTable
 from vsrtune.observe.tracing import TraceMemory
 from vsrtune.plan import brought_pins
@@ -136,6 +137,8 @@ def apply(
     with ExitStack() as stack:
         guard: TrialGuard | None = None
         with Journal.open(places.journal, boot) as opened, ExitStack() as told:
+            if opened.foreign is not None:
+                raise opened.foreign
             if confirm_seconds is None:
                 told.enter_context(_interrupt_told(opened, "`vsrtune undo` puts them back"))
             else:
@@ -147,6 +150,7 @@ def apply(
             trace = trace_seconds if made is None else 0.0
             snapshot = observe(None, places.uri, trace, policies, opened.entries())
             missing = unread(snapshot, policies)
+            _forget(snapshot, ops, opened)
             # The plan puts back what guests have brought along; the journal must record it first.
             executor.adopt_brought(snapshot, snapshot.guests, opened)
             if made is None:
@@ -160,6 +164,9 @@ def apply(
             changed = bool(live) or attachments.concerned((), places.ledger)
             if guard is not None and not changed:
                 guard.keep()
+        if guard is not None and changed:
+            # Before anything is printed: a terminal may stop what writes to it.
+            guard.ask()
         _say_applied(made, result, boot)
         if guard is not None:
             if changed:
@@ -182,6 +189,13 @@ def apply(
     if made.refusals:
         return ExitCode.REFUSED
     return ExitCode.UNREAD if missing else ExitCode.DONE
+
+
+def _forget(snapshot: Snapshot, ops: LiveSysOps, opened: Journal) -> None:
+    """Forget settings of guests that have ended, and complain of what that could not take back."""
+    for _, taken in forget(SnapshotSlice(snapshot), ops, opened):
+        if isinstance(taken, WriteError):
+            complain(taken)
 
 
 def _say_applied(made: Plan, result: Result, boot: str) -> None:
@@ -207,15 +221,16 @@ def _ask(guard: TrialGuard, seconds: str, live: int, journal: Path) -> None:
         f"{how} within {seconds} to keep this. Otherwise `vsrtune undo` is run, which puts "
         f"back everything that vsrtune has changed ({live} settings now)."
     )
-    guard.ask()
     while not guard.over:
         if not terminal:
             time.sleep(0.1)
         elif select.select([sys.stdin], [], [], 0.1)[0]:
             if not sys.stdin.readline():
                 break  # the terminal has gone
-            with contextlib.suppress(VsrtuneError):
+            try:
                 guardian.confirm(journal, boot_id())
+            except VsrtuneError as error:
+                complain(error)
     say("Confirmed." if guard.kept else "Not confirmed.")
 
 
@@ -292,6 +307,7 @@ def undo(as_json: bool, dry_run: bool, places: StatePlaces) -> int:
         _say(result, "restored")
         say(f"{len(result.done)} settings restored.")
     if result.failed:
+        say("vsrtune: not all is back: run `vsrtune undo` again once that is solved", err=True)
         codes.append(ExitCode.FAILED)
     return min(codes, default=ExitCode.DONE)
 
@@ -342,15 +358,25 @@ def _switch(policies: Sequence[Policy], places: StatePlaces, *, quiet: bool = Fa
 
 
 def _with_libvirt_guests(uri: str) -> Snapshot | None:
-    """A snapshot of this host; None when no libvirt guest runs on it."""
+    """A snapshot of this host; None when no libvirt guest runs on it. Raises ObserveError when
+    libvirt could not be asked."""
     if not any(process.by_libvirt for process in ProcessTable().scan(LiveRoot()).qemus):
         return None
-    return observe(None, uri, 0.0)
+    snapshot = observe(None, uri, 0.0)
+    for problem in snapshot.problems:
+        if problem.reader == "libvirt":
+            raise ObserveError(
+                problem.what, where=uri, hint="systemctl status libvirtd virtqemud; --connect URI"
+            )
+    return snapshot
 
 
 def _preview_undo(places: StatePlaces, boot: str, as_json: bool) -> int:
     """Print what undo would restore, unless somebody else has changed it since."""
-    snapshot = _with_libvirt_guests(places.uri)
+    codes: list[ExitCode] = []
+    snapshot = None
+    with _noted("pins that guests have brought along may stay", codes):
+        snapshot = _with_libvirt_guests(places.uri)
     known = read_entries(places.journal, boot)
     if snapshot is not None:
         known = (*known, *brought_pins.entries(snapshot.guests, snapshot.host, known))
@@ -363,13 +389,13 @@ def _preview_undo(places: StatePlaces, boot: str, as_json: bool) -> int:
             "would_switch": [{"guests": b.guests, "to": str(b.to)} for b in switches],
         }
         print_json(would)
-        return ExitCode.DONE
+        return min(codes, default=ExitCode.DONE)
     for batch in switches:
         say(f"would switch: {', '.join(batch.guests)} to {batch.to}")
     for action in actions:
         say(f"would restore: {tables.action_line(action)}")
     say(f"{len(actions)} settings would be restored.")
-    return ExitCode.DONE
+    return min(codes, default=ExitCode.DONE)
 
 
 def _writer(places: StatePlaces, journal: Journal) -> LiveSysOps:

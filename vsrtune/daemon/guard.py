@@ -280,11 +280,6 @@ class StandstillGuard(Sampler):
         }
         # One that differs from its policy, or is refused by now, keeps the classes that it has.
         others = {g.ref for g in ours} - tuned
-        tuned |= {
-            g.ref
-            for g in (state.snapshot.guests if others else ())
-            if g.ref in others and any(t.sched.cls in TIMED for t in g.threads)
-        }
         shared = shared_devices(state.snapshot.guests)
         moved: dict[str, frozenset[ThreadKey]] = {}
         for target in (drift.target for drift in state.drifts):
@@ -293,7 +288,8 @@ class StandstillGuard(Sampler):
         # A pass keeps the Guest objects outside its scope, and there may be many.
         before, self._known = self._known, {}
         for guest in state.snapshot.guests:
-            if guest.ref in tuned:
+            timed = guest.ref in others and any(t.sched.cls in TIMED for t in guest.threads)
+            if timed or guest.ref in tuned:
                 known, away = before.get(guest.ref), moved.get(guest.ref, frozenset())
                 if known is None or known[0] is not guest or known[1:3] != (shared, away):
                     known = guest, shared, away, subject(guest, shared, away)

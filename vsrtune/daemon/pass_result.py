@@ -17,7 +17,7 @@ from vsrtune.model.plan import DriftRule, Plan
 from vsrtune.model.snapshot import SnapshotSlice
 from vsrtune.model.stepdown import NO_STEPS, Steps
 from vsrtune.model.targets import Target
-from vsrtune.policy.matching import assign
+from vsrtune.policy.matching import assign, policies_of
 from vsrtune.policy.model import Policy, irq_lists
 from vsrtune.views import tables
 
@@ -34,7 +34,9 @@ def guest_states(
     settings that could not be made or that wait, ``pending`` those that the kernel put off.
     ``steps`` tells which are stepped down."""
     guests = observed.guests
-    named = {g.ref: p for g, p in assign(guests, policies).pairs}
+    planned = {g.ref for g, _ in assign(guests, policies).pairs}
+    # Also of guests that two policies name, that are not alone or wait: they keep what they have.
+    named = {g.ref: found[0] for g in guests if (found := policies_of(g, policies))}
     stepped = Counter(s.guest for s in plan.skipped if s.stepped)
     refused = {r.guest for r in plan.refusals}
     unable = refused | set(unsettled)
@@ -46,7 +48,7 @@ def guest_states(
         GuestState(
             guest.ref,
             guest.source,
-            tuned=guest.ref in named
+            tuned=guest.ref in planned
             and guest.ref not in unable
             and not waits[guest.ref]
             and not stepped[guest.ref],

@@ -16,6 +16,7 @@ from dataclasses import replace
 
 from vsrtune.core.errors import (
     JournalError,
+    ObserveError,
     UntriedError,
     VsrtuneError,
     WriteError,
@@ -28,13 +29,12 @@ from vsrtune.daemon.scope import FULL, NOTHING, UNANNOUNCED, Scope
 from vsrtune.daemon.systemd import LOGGER, fields
 from vsrtune.daemon.trace_schedule import Tracing
 from vsrtune.execute import executor
-from vsrtune.execute.comparison import is_gone
 from vsrtune.execute.executor import Result
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
+from vsrtune.execute.vanished import forget
 from vsrtune.model.daemon_state import DaemonState, GuestState, PlanState, Unmade
 from vsrtune.model.plan import Action, Culprit, Place, Plan
-from vsrtune.model.present import PresentValues
 from vsrtune.model.snapshot import Snapshot, SnapshotSlice
 from vsrtune.model.stepdown import UNTIL, Step, StepLevel, Steps
 from vsrtune.model.targets import HOST_REF, Target, ThreadSched, Value
@@ -48,7 +48,7 @@ from vsrtune.plan.interrupts import refused
 from vsrtune.plan.phases import moves_work
 from vsrtune.plan.safety.projection import project_actions
 from vsrtune.policy.lowering import next_level
-from vsrtune.policy.matching import assign
+from vsrtune.policy.matching import assign, policies_of
 from vsrtune.policy.model import WITHOUT_LIBVIRT, Policy
 
 # Seconds until the next pass over a thread that has to run before it can be DEADLINE.
@@ -137,12 +137,19 @@ class Reconciler:
 
     def reload(self, policies: tuple[Policy, ...]) -> None:
         """Replace the policies, and have the next pass overrule what was set by hand until now.
-        Guests whose policy has changed are no longer stepped down."""
-        guests = self.state.snapshot.guests if self.state.snapshot is not None else ()
-        before = {g.ref: p for g, p in assign(guests, self.policies).pairs}
-        after = {g.ref: p for g, p in assign(guests, policies).pairs}
+        Guests whose policy has changed are no longer stepped down. Of one that does not run
+        nobody can tell, because a policy may name its UUID: it begins anew with any change."""
+        snapshot = self.state.snapshot
+        guests = {g.ref: g for g in (snapshot.guests if snapshot is not None else ())}
+
+        def changed(ref: str) -> bool:
+            if ref not in guests:
+                return policies != self.policies
+            after = policies_of(guests[ref], policies)
+            return len(after) == 1 and after[0] not in policies_of(guests[ref], self.policies)
+
+        self.forget_steps([ref for ref in self._steps if changed(ref)])
         self.policies = policies
-        self.forget_steps(ref for ref in after if after[ref] != before.get(ref))
         # Only settings that the journal knows are held for somebody.
         self._overruled = self._journal.guests()
         self._backoff.clear()
@@ -184,25 +191,37 @@ class Reconciler:
         sign while an earlier step was under way."""
         named = assign(self.state.snapshot.guests if self.state.snapshot else (), self.policies)
         policy = next((p for g, p in named.pairs if g.ref == guest), None)
+        told = next((g for g in self.state.guests if g.ref == guest and g.policy), None)
         now = self._steps[guest].level if guest in self._steps else StepLevel.POLICY
-        if policy is None or now is not seen or now is StepLevel.UNDONE:
+        if told is None or now is not seen or now is StepLevel.UNDONE:
             return
-        # A plan changes nothing of a guest that is refused, but releases one without a policy.
-        refused = any(g.ref == guest and g.refused for g in self.state.guests)
-        level = StepLevel.UNDONE if refused else next_level(policy, now)
+        # A plan changes nothing of a guest that is refused or waits, but releases one without a
+        # policy.
+        level = StepLevel.UNDONE
+        if policy is not None and not told.refused:
+            level = next_level(policy, now)
         step = Step(level, why, time.time())
         with contextlib.suppress(JournalError):
             self._journal.renew()
         self._note_step(guest, step)
+        try:
+            self._journal.renew()
+        except JournalError:
+            # Without a journal only originals are written, and class rr is none.
+            if level is StepLevel.RR:
+                step = replace(step, level=StepLevel.OTHER)
+                self._note_step(guest, step)
         self._count(step_downs=1)
         LOGGER.error(
             "%s: %s; %s",
             guest,
             step,
             UNTIL,
-            extra=fields(guest=guest, policy=policy.path, step=step.level.value),
+            extra=fields(guest=guest, policy=told.policy, step=step.level.value),
         )
-        self._lower_at_once(guest)
+        # A thread leaves class deadline within its root domain, which takes a whole plan.
+        if policy is None or not policy.deadline:
+            self._lower_at_once(guest)
 
     def forget_steps(self, guests: Iterable[str] | None = None) -> None:
         """Tune these guests, or all, by their policies again from the next pass on."""
@@ -222,6 +241,8 @@ class Reconciler:
         try:
             snapshot = self._observer.observe()
             executor.adopt_brought(snapshot, snapshot.guests, self._journal)
+            if any(guest.unconfirmed for guest in snapshot.guests):
+                raise ObserveError("libvirt does not answer")
         except Exception as error:  # whatever it is, what the journal holds has to be put back
             LOGGER.warning(
                 "guests that have just come were not observed, and keep the pins that they have "
@@ -234,8 +255,8 @@ class Reconciler:
         except JournalError as error:
             LOGGER.error("%s", error, extra=fields(error=error))
             LOGGER.error(
-                "%d settings stay on the host; once the journal can be written, `vsrtune undo` "
-                "puts them back",
+                "what needs no record is put back; the journal still holds %d settings: once it "
+                "can be written, `vsrtune undo` puts back the rest",
                 len(self._journal.entries()),
             )
             return False
@@ -328,7 +349,7 @@ class Reconciler:
     def _run(self, scope: Scope) -> tuple[bool, bool]:
         """Whether something was written, and whether the pass was over all guests."""
         observed = self._observe(scope)
-        forget(observed, self._ops, self._journal)
+        self._forget(observed)
         executor.adopt_brought(observed.snapshot, observed.guests, self._journal)
         observed = self._measured(observed)
         plan = self._plan_alone(observed)
@@ -416,6 +437,21 @@ class Reconciler:
             if self._said.new(("problem", problem.reader, problem.what)):
                 LOGGER.warning("%s: %s", problem.reader, problem.what)
         return observed
+
+    def _forget(self, observed: SnapshotSlice) -> None:
+        """Forget settings of what no longer exists."""
+        for target, taken in forget(observed, self._ops, self._journal):
+            if isinstance(taken, WriteError):
+                LOGGER.error("%s", taken, extra=fields(guest=target.guest, error=taken))
+                continue
+            LOGGER.info("forgot %s: it no longer exists", target, extra=fields(guest=target.guest))
+            if taken is not None:
+                LOGGER.warning(
+                    "%s: its process runs another program; vsrtune took %s back from it",
+                    target,
+                    taken,
+                    extra=fields(guest=target.guest),
+                )
 
     def _measured(self, observed: SnapshotSlice) -> SnapshotSlice:
         """``observed`` with loads, while a policy places by load."""
@@ -525,29 +561,3 @@ class Reconciler:
     def _time(self, seconds: float, failure: str) -> None:
         timed = self.state.totals.timed(seconds)
         self.state = replace(self.state, totals=timed, last_pass=time.time(), failure=failure)
-
-
-def forget(observed: SnapshotSlice, ops: LiveSysOps, journal: Journal) -> None:
-    """Drop the journal entries of the guests of ``observed`` whose targets no longer exist.
-
-    A guest missing from the snapshot is no proof, because its reader may have
-    failed: the target itself is read.
-    """
-    present = PresentValues(observed.alone())
-    for entry in journal.entries(observed.names):
-        target = entry.target
-        if present.shows(target) or not is_gone(target, ops):
-            continue
-        try:
-            taken = executor.drop_vanished(target, ops, journal)
-        except WriteError as error:
-            LOGGER.error("%s", error, extra=fields(guest=target.guest, error=error))
-            continue
-        LOGGER.info("forgot %s: it no longer exists", target, extra=fields(guest=target.guest))
-        if taken is not None:
-            LOGGER.warning(
-                "%s: its process runs another program; vsrtune took %s back from it",
-                target,
-                taken,
-                extra=fields(guest=target.guest),
-            )

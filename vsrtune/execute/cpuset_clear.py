@@ -51,7 +51,7 @@ def clear(root: HostRoot, calls: LiveCalls, path: str, where: str) -> None:
         raise WriteError(
             f"cpuset.cpus of {path} could not be unset: new threads kept coming",
             where=where,
-            hint="tried again at the next pass",
+            hint="the daemon tries again at its next pass",
             lasting=Lasting.TRANSIENT,
         )
 
@@ -75,7 +75,7 @@ def unpark(root: HostRoot, calls: LiveCalls, path: str, where: str) -> None:
     raise WriteError(
         f"{parking} could not be removed: new threads kept coming",
         where=where,
-        hint="tried again at the next pass",
+        hint="the daemon tries again at its next pass",
         lasting=Lasting.TRANSIENT,
     )
 

@@ -61,6 +61,7 @@ _ROOT = "run as root with CAP_SYS_NICE"
 _MANAGED = "the interrupt is kernel-managed: its driver leaves its CPUs to the kernel"
 
 # fmt: off
+_AGAIN = "the daemon tries again at its next pass"
 _TABLE: dict[tuple[Operation, int], ErrnoVerdict] = {
     # Such a file goes only with the object itself: our cgroup, the device, its queue.
     **{
@@ -150,7 +151,7 @@ _TABLE: dict[tuple[Operation, int], ErrnoVerdict] = {
         "give them another class first"),
     (Operation.CPUSET, errno.ENOSPC): ErrnoVerdict(
         _LATER, "threads are in the cpuset, and it would have no CPUs of its own",
-        "retried at the next pass"),
+        _AGAIN),
     # update_exclusive_cpumask, validate_change
     (Operation.EXCLUSIVE, errno.EINVAL): ErrnoVerdict(
         _NEVER, "a cgroup beside it, or a partition, has one of these CPUs for itself",
@@ -193,8 +194,8 @@ _TABLE: dict[tuple[Operation, int], ErrnoVerdict] = {
 # For every operation that has no row of its own.
 _COMMON: dict[int, ErrnoVerdict] = {
     errno.ESRCH: _GONE,
-    errno.ENOENT: ErrnoVerdict(_LATER, "the file does not exist", "retried at the next pass"),
-    errno.ENODEV: ErrnoVerdict(_LATER, "the file is being removed", "retried at the next pass"),
+    errno.ENOENT: ErrnoVerdict(_LATER, "the file does not exist", _AGAIN),
+    errno.ENODEV: ErrnoVerdict(_LATER, "the file is being removed", _AGAIN),
     errno.EPERM: ErrnoVerdict(_NEVER, "the process may not do that", "run as root"),
     errno.EACCES: ErrnoVerdict(_NEVER, "the process may not do that", "run as root"),
     errno.EROFS: ErrnoVerdict(_NEVER, "the file system is read-only", "run outside the container"),

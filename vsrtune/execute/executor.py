@@ -35,7 +35,6 @@ For each other action
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 
 from vsrtune.core.cpuset import CpuSet
@@ -53,18 +52,30 @@ from vsrtune.execute import waits
 from vsrtune.execute.comparison import between, cut, exactly, still_applied, unchanged
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
-from vsrtune.execute.moved_masks import adopt_masks, affinity_of, disjoint, follow, masks_kept
-from vsrtune.model.guest import TIMED, Guest, Sched
-from vsrtune.model.journal_records import Entry, ours, same_setting, undo_action, undo_order
+from vsrtune.execute.moved_masks import (
+    adopt_masks,
+    affinity_of,
+    disjoint,
+    follow,
+    inherited,
+    masks_kept,
+)
+from vsrtune.execute.vanished import drop_vanished
+from vsrtune.model.guest import Guest
+from vsrtune.model.journal_records import Entry, same_setting, undo_action, undo_order
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import (
     HOST_REF,
     CgroupDir,
     CpusetList,
+    DeviceNumber,
+    IrqAffinity,
     Pin,
+    QueueCpus,
     SchedLimit,
     Target,
+    ThreadAffinity,
     ThreadCgroup,
     ThreadSched,
     Value,
@@ -106,6 +117,10 @@ class Result:
     skipped: tuple[Action, ...] = ()
     pending: tuple[tuple[Action, VsrtuneError], ...] = ()
     fixed: tuple[tuple[Action, VsrtuneError], ...] = ()
+
+
+# Written in one step: the host has the old value or the new one.
+_SINGLE = ThreadSched | ThreadAffinity | IrqAffinity | QueueCpus | DeviceNumber | SchedLimit
 
 
 @dataclass(slots=True)
@@ -185,9 +200,10 @@ def _apply(plan: Plan, ops: LiveSysOps, journal: Journal, unmoved: Target | None
             ours = entry is not None and cut(entry.written, now, ops)
             before = entry.written if entry is not None and ours else ops.whole(target, now)
             action = replace(action, before=before)
-            original = None
+            original = inherited(target, now, journal) if entry is None else None
             if action.enforced:
                 original = action.after if entry is None else entry.original
+            if original is not None:
                 named.add(target)
             journal.ensure(action)
             _change(action, ops, journal, original)
@@ -301,18 +317,24 @@ def _restore_all(back: Sequence[Action], ops: LiveSysOps, journal: Journal, tall
 def _restore_round(
     back: Sequence[Action], ops: LiveSysOps, journal: Journal, tally: _Tally
 ) -> None:
+    unrecorded: JournalError | None = None
     for action in back:
         target = action.target
         entry = journal.finished(target)
         if entry is None:
             continue
         try:
-            waits.check(action, tally.failed, ops)
-            _restore(entry, action, ops, journal, tally)
-        except VanishedError:
-            _vanished(target, ops, journal, tally)
-        except WriteError as error:
-            tally.failed.append((action, error))
+            try:
+                waits.check(action, tally.failed, ops)
+                _restore(entry, action, ops, journal, tally)
+            except VanishedError:
+                _vanished(target, ops, journal, tally)
+            except WriteError as error:
+                tally.failed.append((action, error))
+        except JournalError as error:
+            unrecorded = error
+    if unrecorded is not None:
+        raise unrecorded
 
 
 def recover(ops: LiveSysOps, journal: Journal) -> Result:
@@ -350,12 +372,22 @@ def _change(
     value was there before, so a partition may have taken CPUs of it (``cut``). ``others``: the
     value is somebody else's again, so it is not journalled as written. Raises WriteError after
     writing ``before`` back; if that fails too, the entry stays unfinished. Raises
-    VanishedError."""
+    VanishedError. A journal that cannot be written keeps no ``_SINGLE`` value from its original:
+    the entry stays, and the next undo finds the original on the host."""
     guard = _guard(action, ops, journal)
     if guard is not None:
         kept = journal.entry(guard.target)
         journal.intent(guard, None if kept is None else kept.original)
-    journal.intent(action, original)
+    try:
+        journal.intent(action, original)
+    except JournalError:
+        entry = journal.finished(action.target)
+        own = entry is not None and same_setting(entry.original, action.after)
+        if not own or not isinstance(action.target, _SINGLE):
+            raise
+        ops.write(action.target, action.after)
+        _read_back(action.target, action.after, ops, back=True)
+        return
     try:
         ops.write(action.target, action.after)
         _read_back(action.target, action.after, ops, back=back)
@@ -425,36 +457,6 @@ def _read_back(target: Target, wanted: Value, ops: LiveSysOps, *, back: bool = F
             hint="something else sets this value too, or the kernel does not allow it here",
             lasting=Lasting.TRANSIENT,
         )
-
-
-def drop_vanished(target: Target, ops: LiveSysOps, journal: Journal) -> Sched | None:
-    """Forget a target that is gone. A thread that called execve(2) goes on with its class as the
-    main thread of its process, and gives it back first. Returns that class, None otherwise. Raises
-    WriteError when that fails; the entry stays then, and JournalError."""
-    entry = journal.entry(target)
-    taken = None
-    if entry is not None and isinstance(target, ThreadSched):
-        with suppress(VanishedError):
-            taken = _take_from_heir(target, entry, ops, journal)
-    journal.drop(target, "vanished")
-    return taken
-
-
-def _take_from_heir(
-    target: ThreadSched, entry: Entry, ops: LiveSysOps, journal: Journal
-) -> Sched | None:
-    heir = ops.heir(target)
-    if heir is None or journal.entry(heir) is not None:
-        return None
-    now = ops.read(heir)
-    # Only root gives these classes; the ordinary ones tell nothing.
-    if not isinstance(now, Sched) or now.cls not in TIMED:
-        return None
-    written = [e.written for e in (entry, entry.committed) if e is not None]
-    if now == entry.original or not any(ours(value, now) for value in written):
-        return None
-    ops.write(heir, entry.original)
-    return now
 
 
 def _vanished(target: Target, ops: LiveSysOps, journal: Journal, tally: _Tally) -> None:

@@ -71,3 +71,15 @@ def follow(guard: Action, now: Value, ops: LiveSysOps, journal: Journal) -> None
 def disjoint(before: Value, now: Value) -> bool:
     """Whether the new cgroup has none of the CPUs of the mask ``before``."""
     return isinstance(before, CpuSet) and isinstance(now, CpuSet) and now.isdisjoint(before)
+
+
+def inherited(target: Target, now: Value, journal: Journal) -> Value | None:
+    """The original of a thread with the mask that vsrtune gave the main thread of its process: the
+    thread was made since, and inherited it. None of all others."""
+    if not isinstance(target, ThreadAffinity) or target.thread.tid == target.thread.pid:
+        return None
+    for entry in journal.entries(frozenset([target.guest])):
+        of = entry.target
+        if isinstance(of, ThreadAffinity) and of.thread.tid == target.thread.pid:
+            return entry.original if entry.state != "intent" and entry.written == now else None
+    return None

@@ -36,7 +36,9 @@ from vsrtune.host.scheduler import sched_setattr
 from vsrtune.model import domain_xml
 from vsrtune.model.guest import Sched, ThreadKey
 
-_LATER = "tried again at the next pass"
+_LATER = "the daemon tries again at its next pass"
+# How long libvirt may take to tell of a job.
+_JOB_SECONDS = 10.0
 
 
 class LibvirtPins:
@@ -66,12 +68,12 @@ class LibvirtPins:
         libvirt, live = library(), library().VIR_DOMAIN_AFFECT_LIVE
         where = f"domain {uuid} " + ("emulator" if which is None else f"vcpu {which}")
         for attempt in (1, 2):
-            connection = self._kept.open()
             domain = None
             try:
+                self._check_job(uuid, where)
+                connection = self._kept.open()
                 domain = connection.lookupByUUIDString(uuid)
                 cpumap = _cpumap(connection, cpus, where)
-                _check_job(domain, where)
                 xml = _cputune(domain, where)
                 notes = xml.ahead(which, cpus, was, thread)
                 if notes != xml.notes or xml.problem:
@@ -91,6 +93,21 @@ class LibvirtPins:
                         continue
                     raise self._kept.away(error, "libvirt went away", where) from error
                 raise _translate(error, where, domain) from error
+
+    def _check_job(self, uuid: str, where: str) -> None:
+        """Raise BusyError when libvirt has a job on the domain that keeps pins waiting. While a
+        backup runs, libvirt asks QEMU for it, which may never answer. Only this question may be
+        left to itself then: a pin would be a write that no journal knows."""
+        self._kept.open()
+        try:
+            self._kept.call(lambda c: _check_job(c.lookupByUUIDString(uuid), where), _JOB_SECONDS)
+        except TimeoutError:
+            raise BusyError(
+                f"libvirt does not say in {_JOB_SECONDS:g} s whether it has a job on the domain",
+                where=where,
+                hint=f"see: virsh domjobinfo; {_LATER}",
+                lasting=Lasting.TRANSIENT,
+            ) from None
 
 
 def _check_job(domain: Any, where: str) -> None:

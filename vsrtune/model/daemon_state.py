@@ -90,9 +90,9 @@ class GuestState:
     those of them that an operator changed and vsrtune leaves alone, ``pending`` those that wait
     for their thread to run or for libvirt. ``overrides`` counts settings that somebody changed and
     that ``drift`` leaves so, whether they count as drift or not. ``policy`` is the file that names
-    the guest ("" for none, or more than one), ``refused`` says that the plan refuses it, ``irq``
-    are the interrupt CPUs in that file. ``step`` says how far the guest is stepped down, None when
-    it is not."""
+    the guest ("" for none, the first of two that name it equally well), ``refused`` says that the
+    plan refuses it, ``irq`` are the interrupt CPUs in that file. ``step`` says how far the guest is
+    stepped down, None when it is not."""
 
     ref: str
     source: str

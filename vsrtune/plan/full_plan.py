@@ -27,9 +27,11 @@ from vsrtune.model.targets import (
     CpusetFile,
     DeviceNumber,
     EmulatorPin,
+    IrqAffinity,
     Partition,
     PartitionState,
     Pin,
+    QueueCpus,
     RealtimeLimit,
     Target,
     ThreadAffinity,
@@ -54,7 +56,7 @@ _PINS = ThreadAffinity | VcpuPin | EmulatorPin
 
 REASON = "no policy asks for it any more"
 ADRIFT = "a CPU that it was given is offline, so it may run on others"
-UNSEEN = "its guest no longer shows this thread, so nothing guards its class"
+UNSEEN = "nothing guards its class: its guest no longer shows this thread, or is stepped down"
 
 
 def full_plan(
@@ -94,8 +96,8 @@ def plan_with_releases(
     came = frozenset(
         t for t in brought_pins.brought(entries) & written.keys() if t.guest not in waiting
     )
-    adrift = _adrift(snapshot, written)
-    unseen = unguarded(snapshot, written)
+    adrift = _adrift(snapshot, written, memory.for_verify)
+    unseen = unguarded(snapshot, written, steps)
     why = {
         **dict.fromkeys(came, brought_pins.REASON),
         **dict.fromkeys(unseen, UNSEEN),
@@ -229,10 +231,21 @@ def _released(inputs: Inputs, judged: Judged, adrift: Collection[Target]) -> fro
     if not stays:
         running.add(HOST_REF)
     acting = running - refused
+    present = PresentValues(snapshot)
+
+    def hidden(target: Target) -> bool:
+        # Many NICs that are down show no interrupts; while a policy asks for such settings, they
+        # keep theirs. What is gone for good is forgotten elsewhere.
+        work = isinstance(target, IrqAffinity | QueueCpus) and target.guest == HOST_REF
+        return work and bool(judged.movers) and present.value(target) is None
+
     out = {
         t
         for t, value in applied.items()
-        if t.guest in acting and t not in judged.desired and not _asked_by_another(judged, t, value)
+        if t.guest in acting
+        and t not in judged.desired
+        and not hidden(t)
+        and not _asked_by_another(judged, t, value)
     }
     out |= {
         t
@@ -260,7 +273,6 @@ def _released(inputs: Inputs, judged: Judged, adrift: Collection[Target]) -> fro
     out |= {t for t in applied if t.guest in changing and isinstance(t, ThreadCgroup)}
     # Those that get their own masks back get them in the emulator's cgroup, so its list goes too.
     passing = {t.guest for t in out if isinstance(t, ThreadAffinity)} & changing
-    present = PresentValues(snapshot)
     out |= {
         t
         for t, v in applied.items()
@@ -295,12 +307,15 @@ def _released(inputs: Inputs, judged: Judged, adrift: Collection[Target]) -> fro
     return frozenset(out).union(t for t in adrift if t.guest in left)
 
 
-def _adrift(snapshot: Snapshot, applied: Mapping[Target, Value]) -> set[Target]:
-    """The realtime classes of threads that have lost a CPU which we gave them, and may run on
-    others. The kernel lets a thread without any CPU run on all that its cpuset has."""
+def _adrift(
+    snapshot: Snapshot, applied: Mapping[Target, Value], found_so: Mapping[Target, Value]
+) -> set[Target]:
+    """The realtime classes of threads that have lost a CPU which we gave them, or found them with
+    (``found_so``), and may run on others. The kernel lets a thread without any CPU run on all that
+    its cpuset has."""
     present, online = PresentValues(snapshot), snapshot.host.online
     found: set[Target] = set()
-    for target, written in applied.items():
+    for target, written in {**found_so, **applied}.items():
         cpus = pinned_cpus(written)
         if cpus is None or cpus <= online or not isinstance(target, ThreadAffinity | VcpuPin):
             continue

@@ -119,7 +119,7 @@ def plan_alone(
     complete = {g.ref for g in guests if not g.waits}
     if any(t.guest in complete and t not in desired for t in written):
         return None
-    if unguarded(snapshot, written):
+    if unguarded(snapshot, written, steps):
         return None
     # CPUs that the others' policies name by hand count; where the others are served is unchanged.
     heeded = {g.ref: whole.heeded[g.ref] for g in guests if g.ref in whole.heeded}

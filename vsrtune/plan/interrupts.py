@@ -20,7 +20,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import DATA_PLANE, Guest, Irq
+from vsrtune.model.guest import DATA_PLANE, TIMED, Guest, Irq
 from vsrtune.model.host import IRQBALANCE, Competitor, Host, Nic, NicQueue
 from vsrtune.model.plan import Action, Refusal
 from vsrtune.model.present import changed, irq_target, queue_target, thread_target
@@ -41,8 +41,8 @@ from vsrtune.plan.interrupt_cpus import (
     napi_threads,
     queue_irqs,
 )
-from vsrtune.plan.phases import Draft, Phase
-from vsrtune.plan.requirements import Context, Requirements, refusal
+from vsrtune.plan.phases import Draft, Phase, moves_work
+from vsrtune.plan.requirements import Context, Requirements, label, refusal
 from vsrtune.policy.model import IRQ_KEYS, Policy, irq_lists
 from vsrtune.policy.yaml_reader import KeyPath, dotted
 
@@ -171,6 +171,43 @@ def irqbalance_bans(irqbalance: Competitor, nics: Iterable[Nic]) -> str:
         f"echo 'IRQBALANCE_ARGS=\"{words}\"' >>/etc/default/irqbalance && systemctl restart "
         "irqbalance (docs/interrupts.md, irqbalance, has a way that survives reboots)"
     )
+
+
+def onto_realtime(
+    result: Snapshot, per_guest: Sequence[Requirements], actions: Iterable[Action]
+) -> list[Refusal]:
+    """Refusals of guests whose interrupts the plan moves to a CPU that a guest's realtime thread
+    has, if that guest is not planned for: it keeps its settings. ``result`` is the snapshot as the
+    plan leaves it."""
+    managed = {w.guest.ref for w in per_guest}
+    theirs = [
+        (guest.ref, thread)
+        for guest in result.guests
+        if guest.ref not in managed
+        for thread in guest.threads
+        if thread.role in DATA_PLANE and thread.sched.cls in TIMED
+    ]
+    out: dict[str, Refusal] = {}
+    for action in actions if theirs else ():
+        before, after = action.before, action.after
+        if action.release or not moves_work(action.target) or not isinstance(after, CpuSet):
+            continue
+        was = before if isinstance(before, CpuSet) else CpuSet()
+        for ref, thread in theirs:
+            both = after & thread.affinity
+            # One that may run anywhere, or where the interrupts were already, fares no worse.
+            if not both or was & thread.affinity or result.host.online <= thread.affinity:
+                continue
+            subject = str(action.target).removeprefix(f"{HOST_REF}: ")
+            reason = (
+                f"{subject} would move to CPU {both}, which {label(thread)} of {ref} "
+                f"has with {thread.sched}"
+            )
+            hint = "choose other interrupt CPUs, or give that guest a policy for others"
+            for w in per_guest:
+                if w.policy.moves_irqs and any(cpus & both for _, cpus in irq_lists(w.policy)):
+                    out.setdefault(w.guest.ref, w.refusal(IRQ_KEYS, reason, hint))
+    return list(out.values())
 
 
 def refused(actions: Iterable[tuple[Action, object]]) -> tuple[tuple[int, str], ...]:

@@ -200,16 +200,16 @@ class Ordered:
 @dataclass(frozen=True, slots=True)
 class Judged:
     """The plan as returned. ``desired``: the targets for which policies have a value. ``whole``:
-    what incremental planning needs of it. ``seats``: the CPUs of each thread. ``standstills``:
-    refusals of guests that it would let stand still; if there are any, the plan must not be
-    used."""
+    what incremental planning needs of it. ``seats``: the CPUs of each thread. ``harmful``:
+    refusals of guests that it would let stand still, or that move interrupts beside realtime
+    threads; if there are any, the plan must not be used."""
 
     plan: Plan
     desired: frozenset[Target]
     whole: Whole | None
     movers: frozenset[str]
     seats: Seats
-    standstills: tuple[Refusal, ...] = ()
+    harmful: tuple[Refusal, ...] = ()
 
 
 # -- the pipeline: its stages
@@ -244,10 +244,10 @@ def _judge_once(inputs: Inputs) -> Judged:
     holders: dict[str, tuple[Refusal, ...]] = {}
     while True:
         judged = _pipeline(replace(inputs, unable=unable, kept=kept))
-        why = (*judged.plan.refusals, *judged.standstills)
+        why = (*judged.plan.refusals, *judged.harmful)
         every = {r.guest for r in judged.plan.refusals}
         refused = every & judged.movers
-        refused |= {r.guest for r in judged.standstills}
+        refused |= {r.guest for r in judged.harmful}
         if kept != slices and inputs.host_stays(every):
             kept = slices
             holders = {ref: tuple(r for r in why if r.guest == ref) for ref in every}
@@ -442,7 +442,10 @@ def _judge(ordered: Ordered) -> Judged:
     result = project_actions(inputs.snapshot, (a for a in made.actions if not a.release))
     managed = {w.guest.ref for w in per_guest}
     still = tuple(standstill.standstills(result, managed, made.accepted))
-    refused = tuple(standstill.refusals(still, per_guest))
+    refused = (
+        *standstill.refusals(still, per_guest),
+        *interrupts.onto_realtime(result, per_guest, made.actions),
+    )
     if refused:
         return Judged(made, ordered.desired, None, movers, {}, refused)
     told = (

@@ -76,9 +76,14 @@ def test_the_guest_moves_to_what_is_left_and_is_restored(
     assert host.snapshot == before
 
 
-def test_no_thread_stays_realtime_when_the_cpu_in_its_list_goes(tmp_path: Path) -> None:
+@pytest.mark.parametrize("pinned", [False, True], ids=["vsrtune's pin", "a pin found so"])
+def test_no_thread_stays_realtime_when_the_cpu_in_its_list_goes(
+    tmp_path: Path, pinned: bool
+) -> None:
     """The guest is refused as long as the CPU is offline, and tuned as before when it is back."""
     host = FakeHost()
+    if pinned:
+        host.change("vcpu", affinity=CpuSet([3]), pin=CpuSet([3]))
     before = host.snapshot
     by_hand = POLICY.replace("vcpu: auto, vhost: auto", "vcpu: 3, vhost: 2")
     with Journal.open(tmp_path / "journal.jsonl", before.host.boot_id) as journal:

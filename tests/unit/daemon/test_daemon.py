@@ -986,6 +986,19 @@ def test_stop_puts_back_what_the_journal_holds_whatever_observing_raises(
     assert "`vsrtune undo`" in told
 
 
+def test_a_stop_says_that_libvirt_was_not_asked(
+    host: FakeHost, journal: Journal, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nobody knows then which pins its guests have brought along."""
+    passes = Reconciler(host, host, journal, policies())
+    passes.run()
+    silent = replace(host.snapshot.guests[0], unconfirmed=True)
+    host.snapshot = replace(host.snapshot, guests=(silent,))
+    passes.stop()
+    (told,) = [r.getMessage() for r in caplog.records if "not observed" in r.getMessage()]
+    assert "libvirt does not answer" in told and "`vsrtune undo`" in told
+
+
 class Disk:
     """Fails each fsync from now on, so many times."""
 
@@ -1068,10 +1081,11 @@ def test_a_stop_that_cannot_write_the_journal_says_what_stays_and_the_next_undo_
     with Journal.open(path, samples.BOOT) as opened:
         daemon = Running(host, opened)
         count = len(opened.entries())
+        assert count
         disk = Disk(monkeypatch)
         disk.left = 1000
         assert daemon.stop() == ExitCode.FAILED
-    assert f"{count} settings stay on the host; once the journal can be written" in caplog.text
+    assert f"the journal still holds {count} settings: once it can be written" in caplog.text
     assert "not everything could be put back; `vsrtune undo` tries again" in caplog.text
     disk.left = 0
     with Journal.open(path, samples.BOOT) as opened:

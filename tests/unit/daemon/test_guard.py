@@ -194,6 +194,16 @@ def test_a_guest_that_keeps_its_classes_is_looked_at_whatever_it_is(refused: boo
     assert [guest for guest, _, _ in scene.steps] == ["vr1"]
 
 
+def test_a_second_process_of_a_guests_name_takes_no_guard_from_the_first() -> None:
+    scene = Scene("vr1")
+    twin = samples.guest("vr1", 300)
+    scene.guests = (*scene.guests, twin)
+    scene.states = [replace(scene.states[0], tuned=False, refused=True)] * 2
+    scene.publish()
+    scene.spin()
+    assert [guest for guest, _, _ in scene.steps] == ["vr1"]
+
+
 def test_a_thread_that_its_guest_moved_blames_no_other() -> None:
     scene = Scene("vr1", "vr2")
     worker = scene.guests[0].by_role(Role.VHOST)[0]

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import recorded_state
 import shell_samples as samples
 from fake_host import FakeHost
 from shell_samples import Clock, policies
@@ -139,6 +140,31 @@ def test_a_guest_whose_new_policy_is_refused_gives_its_classes_back(
     assert state.step is not None and state.step.level is StepLevel.UNDONE
 
 
+@pytest.mark.parametrize("why", ["two policies", "two processes", "libvirt is silent"])
+def test_a_guest_without_a_plan_is_guarded_and_gives_its_classes_back(
+    host: FakeHost, passes: Reconciler, why: str
+) -> None:
+    """It keeps what it has; a second process of its name may be anybody's."""
+    tuned = classes(host)
+    if why == "two policies":
+        passes.reload((*policies(FIFO), policy(FIFO.replace('"*"', '"vr*"'))))
+    elif why == "two processes":
+        host.start(samples.guest("vr1", pid=300))
+    else:
+        silent = replace(host.snapshot.guests[0], unconfirmed=True)
+        host.snapshot = replace(host.snapshot, guests=(silent,))
+    passes.run()
+    assert classes(host) == tuned
+    (state, *_) = passes.state.guests
+    assert (state.tuned, bool(state.policy)) == (False, True), "the guard chooses by its policy"
+    passes.step_down("vr1", WHY, StepLevel.POLICY)
+    passes.run()
+    assert classes(host) == ["other", "other"]
+    (state, *_) = passes.state.guests
+    assert state.step is not None and state.step.level is StepLevel.UNDONE
+    assert not passes.run()
+
+
 def test_a_sign_of_a_level_that_is_left_by_now_makes_no_second_step(passes: Reconciler) -> None:
     """The guard asks again while a slow step is under way."""
     passes.step_down("vr1", WHY, StepLevel.POLICY)
@@ -240,6 +266,7 @@ def test_a_full_disk_stops_no_step(
 
 
 def test_a_step_that_the_journal_stops_is_not_told_as_done(
+    host: FakeHost,
     passes: Reconciler,
     journal: Journal,
     monkeypatch: pytest.MonkeyPatch,
@@ -248,12 +275,55 @@ def test_a_step_that_the_journal_stops_is_not_told_as_done(
     def broken(_record: object) -> None:
         raise JournalError("an earlier write failed")
 
+    tuned = classes(host)
     monkeypatch.setattr(journal, "_append", broken)
     with caplog.at_level(logging.INFO, "vsrtune"):
         passes.step_down("vr1", WHY, StepLevel.POLICY)
+    assert classes(host) == tuned
     assert (
         "vr1: its classes are not lowered yet, the next pass tries again: an earlier" in caplog.text
     )
+
+
+def test_a_dead_disk_keeps_no_guest_from_its_original_class(
+    host: FakeHost, passes: Reconciler, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An original is written without a record; class rr would be taken for somebody else's."""
+
+    def dead(*_: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    with monkeypatch.context() as patch:
+        for name in ("write", "ftruncate", "open"):
+            patch.setattr(jsonl_log.os, name, dead)
+        passes.step_down("vr1", WHY, StepLevel.POLICY)
+        assert classes(host) == ["other", "other"]
+        assert not passes.stop()
+    assert passes.stop()
+    assert host.snapshot == samples.snapshot()
+    assert journal.entries() == ()
+
+
+def test_budgets_end_with_the_next_pass(caplog: pytest.LogCaptureFixture) -> None:
+    """A thread leaves class deadline within its root domain, which takes a whole plan."""
+    source = (
+        'guest: "{guest}"\ncpus: {{irq: auto, vcpu: auto, vhost: auto}}\nprofile: none\n'
+        "scheduler: {{budget: {{cpu: 60%, period: 10ms}}}}\n"
+    )
+    with recorded_state.passes("trixie-napi", source=source) as (host, passes):
+        for _ in range(3):
+            passes.run()
+        ref = host.snapshot.guests[0].ref
+
+        def budgets() -> int:
+            threads = host.snapshot.guests[0].threads
+            return sum(t.sched.cls is SchedClass.DEADLINE for t in threads)
+
+        assert budgets()
+        passes.step_down(ref, WHY, StepLevel.POLICY)
+        passes.run()
+        assert "internal error" not in caplog.text
+        assert not budgets()
 
 
 @pytest.mark.parametrize("level", [StepLevel.RR, StepLevel.UNDONE])
@@ -280,6 +350,29 @@ def test_only_a_new_policy_of_the_guest_itself_ends_it(host: FakeHost, passes: R
     passes.run()
     assert passes.state.guests[0].step is None
     assert classes(host)[0] == "fifo:8 reset-on-fork"
+
+
+def test_another_policy_ends_it_while_the_guest_is_off(host: FakeHost, passes: Reconciler) -> None:
+    passes.step_down("vr1", WHY, StepLevel.POLICY)
+    passes.run()
+    off = host.snapshot
+    host.destroy("vr1")
+    passes.run()
+    passes.reload(passes.policies)
+    passes.reload(policies(FIFO.replace("7", "8")))
+    host.snapshot = replace(off, guests=samples.snapshot().guests)
+    passes.run()
+    assert passes.state.guests[0].step is None
+    assert classes(host)[0] == "fifo:8 reset-on-fork"
+
+
+def test_a_stray_policy_that_goes_again_does_not_end_it(host: FakeHost, passes: Reconciler) -> None:
+    passes.step_down("vr1", WHY, StepLevel.POLICY)
+    passes.reload((*policies(FIFO), policy(FIFO.replace('"*"', '"vr*"'))))
+    passes.run()
+    passes.reload(policies(FIFO))
+    passes.run()
+    assert passes.state.guests[0].step is not None
 
 
 def test_metrics_and_page_tell(passes: Reconciler) -> None:

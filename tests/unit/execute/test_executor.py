@@ -131,6 +131,23 @@ def test_a_thread_born_while_the_emulator_was_narrow_is_widened(
     assert host.mask(1030) == "0-3"
 
 
+def test_a_thread_that_inherited_the_emulators_mask_gets_what_that_had(
+    host: FakeKernel, journal: Journal
+) -> None:
+    """Without libvirt: QEMU's main thread makes a vcpu or, from 6.4 on, a worker at a hotplug."""
+    apply(make_plan(host), host.ops(), journal)
+    main = ThreadAffinity("qemu:vr2", key(host, 2000), "emulator")
+    apply(Plan((Action(main, host.ops().read(main), CpuSet([0]), "x"),)), host.ops(), journal)
+    threads = host.state["threads"]
+    threads["2030"] = threads["2000"] | {"comm": "CPU 1/KVM", "start": 9000}
+    born = ThreadAffinity("qemu:vr2", key(host, 2030), "vcpu 1")
+    apply(Plan((Action(born, CpuSet([0]), CpuSet([2]), "x"),)), host.ops(), journal)
+    assert host.mask(2030) == "2"
+    undo(host.ops(), journal)
+    assert host.mask(2030) == host.mask(2000) == "0-3"
+    assert journal.entries() == ()
+
+
 def test_a_stale_value_fails_only_its_guest(host: FakeKernel, journal: Journal) -> None:
     plan = make_plan(host)
     host.set_affinity(1021, CpuSet([1]))

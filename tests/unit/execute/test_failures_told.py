@@ -49,7 +49,7 @@ from vsrtune.model.targets import (
 LATER, NEVER = Lasting.TRANSIENT, Lasting.PERMANENT
 QUEUE = TxQueueLen("vr1", "macvtap0", 7)
 LONGER = Plan((Action(QUEUE, 500, 100, "policy"),))
-KEPT = "new threads kept coming; tried again at the next pass"
+KEPT = "new threads kept coming; the daemon tries again at its next pass"
 
 
 @pytest.fixture

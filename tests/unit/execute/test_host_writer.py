@@ -14,6 +14,7 @@ from fake_kernel import KERNELS, LIBVIRT, OURS, UUID, FakeKernel, key, make_host
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import BusyError, Lasting, LateError, VanishedError, WriteError
+from vsrtune.execute import syscalls
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.syscalls import LibvirtPins
 from vsrtune.host.libvirt import Patience
@@ -407,8 +408,8 @@ def test_a_pin_does_not_wait_for_a_job_of_libvirts(monkeypatch: pytest.MonkeyPat
             pins.pin(domain.UUIDString(), None, ONE)
         assert str(caught.value) == (
             f"domain {domain.UUIDString()} emulator: libvirt is busy with the domain: it {does}, "
-            "and takes no pins until that is done; see: virsh domjobinfo; tried again at the next "
-            "pass"
+            "and takes no pins until that is done; see: virsh domjobinfo; the daemon tries again "
+            "at its next pass"
         )
         assert caught.value.lasting is Lasting.TRANSIENT
         assert domain.emulatorPinInfo() == before
@@ -421,6 +422,28 @@ def test_a_pin_does_not_wait_for_a_job_of_libvirts(monkeypatch: pytest.MonkeyPat
         job = harmless
         pins.pin(domain.UUIDString(), None, CpuSet([cpu]))
         assert [n for n, used in enumerate(domain.emulatorPinInfo()) if used] == [cpu]
+    connection.close()
+
+
+def test_a_pin_does_not_wait_for_a_guest_that_says_nothing_of_its_backup(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """While a backup runs, libvirt asks QEMU for the job, which may never answer."""
+    libvirt = pytest.importorskip("libvirt")
+    connection = libvirt.open("test:///default")
+    domain = connection.lookupByName("test")
+    before, end = domain.emulatorPinInfo(), threading.Event()
+    monkeypatch.setattr(libvirt.virDomain, "jobStats", lambda _domain: end.wait())
+    monkeypatch.setattr(syscalls, "_JOB_SECONDS", 0.1)
+    pins = LibvirtPins("test:///default")
+    with pytest.raises(BusyError, match=r"does not say in 0\.1 s") as caught:
+        pins.pin(domain.UUIDString(), None, ONE)
+    assert not isinstance(caught.value, LateError), "the next guest is tried"
+    end.set()
+    assert domain.emulatorPinInfo() == before
+    monkeypatch.setattr(libvirt.virDomain, "jobStats", lambda _domain: {"type": 0})
+    pins.pin(domain.UUIDString(), None, ONE)
+    assert domain.emulatorPinInfo() != before
     connection.close()
 
 

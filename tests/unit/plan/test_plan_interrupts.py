@@ -81,6 +81,28 @@ def test_a_policy_that_no_longer_asks_is_released_on_reload(
     assert host.snapshot.host.nics == before
 
 
+def test_a_nic_that_is_down_keeps_its_place_in_the_journal(
+    host: FakeHost, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many drivers give their interrupts back while the link is down, and come back with them."""
+    before = host.snapshot.host.nics
+    passes = Reconciler(host, host, journal, policies("vr1"))
+    passes.run()
+    up, read = nic(host), host.read
+    with_nic(host, replace(up, irqs=()))
+    # Its file is there.
+    monkeypatch.setattr(host, "read", lambda target: ZERO if target == RX else read(target))
+    writes = host.writes
+    passes.run()
+    assert host.writes == writes
+    assert journal.entry(RX) is not None
+    monkeypatch.undo()
+    with_nic(host, up)
+    assert not passes.run()
+    assert passes.stop()
+    assert host.snapshot.host.nics == before
+
+
 @pytest.mark.parametrize("how", ["refused", "busy"])
 def test_a_guest_that_is_spared_keeps_only_what_its_own_policy_needs_of_the_host(
     host: FakeHost, journal: Journal, how: str

@@ -45,6 +45,7 @@ from vsrtune.model.guest import (
 )
 from vsrtune.model.load import GuestFrames, counted_devices
 from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.stepdown import NO_STEPS, StepLevel, Steps
 from vsrtune.model.targets import HOST_REF, Target, ThreadSched, Value
 
 SURE = 1.0
@@ -146,12 +147,21 @@ def subject(
     return Subject(guest.ref, threads, counted_devices(guest, shared), cpus)
 
 
-def unguarded(snapshot: Snapshot, applied: Mapping[Target, Value]) -> frozenset[Target]:
-    """The realtime classes and budgets of threads that no guest of that name shows. A process can
-    hide what it is: it chooses its command line, and how many threads it has. The guard watches
-    guests, so what is not seen keeps no such class. The other settings stay: the guest may have
-    been unreadable."""
-    owners = {t.key: guest.ref for guest in snapshot.guests for t in guest.threads}
+def unguarded(
+    snapshot: Snapshot, applied: Mapping[Target, Value], steps: Steps = NO_STEPS
+) -> frozenset[Target]:
+    """The realtime classes and budgets of threads that the guard does not watch. It watches guests:
+    what no guest of that name shows keeps no such class, because a process can hide what it is. It
+    chooses its command line, and how many threads it has. Nor does the guard watch a guest that is
+    stepped down to UNDONE, which a plan that refuses it does not release. The other settings stay:
+    the guest may have been unreadable."""
+    undone = {ref for ref, step in steps.items() if step.level is StepLevel.UNDONE}
+    owners = {
+        t.key: guest.ref
+        for guest in snapshot.guests
+        if guest.ref not in undone
+        for t in guest.threads
+    }
     return frozenset(
         t
         for t, value in applied.items()
