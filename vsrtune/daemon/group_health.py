@@ -330,9 +330,7 @@ class GroupKeeper(Sampler):
                 self._seen = changed
             checks = self._files() if self._origins else {}
         except VsrtuneError as error:
-            for one in each(error):
-                if self._said.new(str(one)):
-                    LOGGER.error("groups are watched as before: %s", one, extra=fields(error=one))
+            self._say("groups are watched as before", error)
             return
         finally:
             self._said.end_of_pass()
@@ -345,8 +343,14 @@ class GroupKeeper(Sampler):
                 watched[name] = group, check
         self._watched = watched
 
+    def _say(self, what: str, why: VsrtuneError) -> None:
+        for one in each(why):
+            if self._said.new(str(one)):
+                LOGGER.error("%s: %s", what, one, extra=fields(error=one))
+
     def _files(self) -> dict[str, HealthCheck]:
-        """What the files of created groups ask for. Raises PolicyErrors."""
+        """What the files of created groups ask for, of a wrong one what it asked for before. Raises
+        VsrtuneError."""
         from vsrtune.group.parser import parse
 
         found = {}
@@ -354,9 +358,13 @@ class GroupKeeper(Sampler):
             if path.stem in self._origins:
                 changed = _changed(path)
                 if path not in self._checks or self._checks[path][0] != changed:
-                    group = parse(read_text(path), str(path))
-                    self._checks[path] = changed, group.health
-                check = self._checks[path][1]
+                    try:
+                        group = parse(read_text(path), str(path))
+                        self._checks[path] = changed, group.health
+                    except VsrtuneError as error:
+                        how = "as before" if path.stem in self._watched else "not"
+                        self._say(f"group {path.stem} is watched {how}", error)
+                check = self._checks[path][1] if path in self._checks else None
                 if check is not None:
                     found[path.stem] = check
         return found

@@ -2,9 +2,8 @@
 """The daemon's HTTP server: Prometheus metrics, the status page, and the same as data.
 
 Every answer is made from the last DaemonState published, never from the host, except the
-metrics of this process (process_*). An answer is made once for each state, at the first request for
-it, by one thread at a time, however many ask; that to a scrape once a second, for what it reads
-of this process. No pass waits for the lock that this thread holds.
+metrics of this process (process_*). A page is made once for each state, at the first request for
+it, by one thread at a time, however many ask. No pass waits for the lock that this thread holds.
 """
 
 from __future__ import annotations
@@ -28,12 +27,11 @@ from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
 from prometheus_client import (
+    CONTENT_TYPE_LATEST,
     CollectorRegistry,
     ProcessCollector,
     generate_latest,
-    make_wsgi_app,
 )
-from prometheus_client.exposition import choose_encoder, gzip_accepted
 
 from vsrtune.core.codec import encode
 from vsrtune.core.errors import VsrtuneError
@@ -49,10 +47,8 @@ if TYPE_CHECKING:
 REFRESH = 10
 # A connection is closed at the latest this long after it was accepted, seconds.
 PATIENCE = 10.0
-# How old what a scrape tells of this process may be, seconds.
-SCRAPE_AGE = 1.0
-# Answers to scrapes that are kept, which differ by their format and by the metrics asked for.
-SCRAPES = 4
+# An answer to scrapes lasts for so many times what it took to make.
+SCRAPE_SHARE = 10
 # Connections served at a time. Each takes a thread and a descriptor, which passes need too.
 CONNECTIONS = 32
 
@@ -147,36 +143,24 @@ class Pages:
 
 
 class Scrapes:
-    """The answers to /metrics, for one state at a time."""
+    """The answer to /metrics. It is made at most for one part in SCRAPE_SHARE of the time, and in
+    one format: passes and the guard wait for every thread that runs Python."""
 
     def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-        self._made_by: App = make_wsgi_app(metrics.registry())
+        self._registry = metrics.registry()
         self._lock = threading.Lock()
-        self._of: DaemonState | None = None
         self._until = 0.0
-        self._made: dict[tuple[str, bool, str], tuple[str, list[tuple[str, str]], bytes]] = {}
+        self._made = b""
 
-    def answer(self, environ: dict[str, Any], start: Callable[..., Any]) -> Iterable[bytes]:
-        """The WSGI application: the library's, with its answers kept."""
-        # By what the library chooses, not by the headers: these could differ in each request.
-        kind = choose_encoder(environ.get("HTTP_ACCEPT", ""))[1]
-        packed = gzip_accepted(environ.get("HTTP_ACCEPT_ENCODING", ""))
-        key = (kind, packed, environ.get("QUERY_STRING", ""))
+    def made(self) -> bytes:
+        """The exposition, as old as SCRAPE_SHARE times what it takes to make at most."""
         with self._lock:
-            state = self._metrics.state
-            if self._of is not state or time.monotonic() >= self._until:
-                self._made.clear()
-                self._of, self._until = state, time.monotonic() + SCRAPE_AGE
-            if key not in self._made:
-                if len(self._made) >= SCRAPES:
-                    self._made.clear()
-                told: list[Any] = []
-                body = b"".join(self._made_by(environ, lambda *words: told.extend(words)))
-                self._made[key] = (told[0], told[1], body)
-            status, headers, body = self._made[key]
-        start(status, list(headers))  # the server adds its own
-        return [body]
+            begin = time.monotonic()
+            if begin >= self._until:
+                self._made = generate_latest(self._registry)
+                now = time.monotonic()
+                self._until = now + SCRAPE_SHARE * (now - begin)
+            return self._made
 
 
 def _html(page: Data) -> _Answer:
@@ -206,7 +190,7 @@ def app(metrics: Metrics, address: str = "127.0.0.1") -> App:
                 "405 Method Not Allowed", "Only GET and HEAD: nothing is set here.", allow
             )
         elif path == "/metrics":
-            return scrapes.answer(environ, start)
+            found = _Answer("200 OK", CONTENT_TYPE_LATEST, scrapes.made())
         elif path not in _PAGES:
             found = _said("404 Not Found", f"There is nothing here. {_HINT}")
         elif local and not _names_this_host(environ.get("HTTP_HOST", "")):
@@ -297,9 +281,9 @@ def serve(metrics: Metrics, host: str, port: int) -> None:
 
         address = str(found[4][0])
         listening = make_server(address, port, app(metrics, address), Server, _Handler)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
         raise VsrtuneError(
-            f"cannot serve metrics and status page: {error.strerror or error}",
+            f"cannot serve metrics and status page: {getattr(error, 'strerror', None) or error}",
             where=f"{host}:{port}",
             hint="choose another address with --metrics, or --metrics off",
         ) from None
@@ -317,11 +301,6 @@ class Metrics:
     def update(self, state: DaemonState) -> None:
         """Replace what the next scrape reports."""
         self.state = state
-
-    def describe(self) -> list[Any]:
-        """The families without samples. The library then knows which of them ``?name[]=`` asks
-        for."""
-        return collect(Scrape(DaemonState(), 0))
 
     def collect(self) -> Iterator[Any]:
         """The families of the latest state (prometheus_client's collector interface)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import msr_group
 import pytest
 from switch_faults import do
 
+from vsrtune.attach.survey import known_origins
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.daemon import group_health
 from vsrtune.daemon.group_health import GroupKeeper
@@ -297,6 +299,29 @@ def test_a_file_is_followed_and_without_health_nothing_is_done(
     group_file.write_text(msr_group.FILE + HEALTH)
     scene.run(6)
     assert scene.last() == {"lb1": ("a",), "lb2": ("a",)}
+
+
+def test_a_wrong_file_of_one_group_takes_the_watch_from_no_other(
+    scene: Scene,
+    group_file: Path,
+    ledger: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Also at a start, when no group was watched before."""
+    origins = known_origins(ledger)
+    both = (*origins, *(replace(origin, group="core") for origin in origins))
+    monkeypatch.setattr(group_health, "known_origins", lambda _ledger: both)
+    group_file.with_name("core.yaml").write_text("group: nonsense\n")
+    before = scene.told
+    root: Any = scene.devices
+    scene.keeper = GroupKeeper(
+        root, ledger, group_file.parent, scene.balancers, lambda: None, scene.tell, scene.clock
+    )
+    scene.told = ()
+    scene.run(3)
+    assert [(g.guest, g.fault) for g in scene.told] == [(g.guest, g.fault) for g in before]
+    assert len([m for m in caplog.messages if "group core is watched not" in m]) == 1
 
 
 def test_a_group_that_is_deleted_is_watched_no_more(scene: Scene, ledger: Path) -> None:

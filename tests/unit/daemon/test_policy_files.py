@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune.daemon.events.policy_files import PolicyWatch
+from vsrtune.daemon.events.policy_files import Inotify, PolicyWatch
 
 
 class Watching:
@@ -143,5 +143,31 @@ def test_a_config_map_that_the_kubelet_replaces(tmp_path: Path) -> None:
     # News of the file and of the directory; it is watched anew before the latter.
     time.sleep(0.5)
     started.until_told(lambda: replace("..2", "..3"), "the third version")
+    started.watch.stop()
+    started.watch.join(10)
+
+
+def test_what_changed_before_the_watch_is_told(policies: Path) -> None:
+    """The daemon reads the files, and starts to watch a little later."""
+    started = Watching(policies)
+    assert len(started.told) == 1
+    started.watch.stop()
+    started.watch.join(10)
+
+
+def test_directory_that_is_made_while_the_one_above_is_watched(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policies, real = tmp_path / "etc" / "policies", Inotify.watch
+    policies.parent.mkdir()
+
+    def watch(files: Inotify, directory: str) -> int:
+        if directory == str(policies.parent) and not policies.exists():
+            policies.mkdir()
+        return real(files, directory)
+
+    monkeypatch.setattr(Inotify, "watch", watch)
+    started = Watching(policies)
+    started.until_told(lambda: (policies / "a.yaml").write_text("guest: x\n"), "written")
     started.watch.stop()
     started.watch.join(10)

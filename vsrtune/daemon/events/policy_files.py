@@ -89,6 +89,8 @@ class PolicyWatch(Background):
             return
         try:
             self._arm(files)
+            # They were read before.
+            self._changed("policy files are watched now")
             self.started.set()
             while not self._stopping.is_set():
                 ready, _, _ = select.select([files.fd], [], [], _TURN)
@@ -135,12 +137,22 @@ class PolicyWatch(Background):
     def _arm(self, files: Inotify) -> None:
         self._watches = {}
         for directory in self._dirs:
-            for path in (directory, *directory.parents):
-                try:
-                    self._watches[files.watch(str(path))] = path
-                    break
-                except (FileNotFoundError, NotADirectoryError):
-                    continue
-                except OSError as error:
-                    LOGGER.warning("%s is not watched: %s; reload after a change", path, error)
-                    break
+            # Until what is awaited in a watched directory is not there: it may be made meanwhile.
+            path = self._watch(files, directory)
+            while path is not None and path != directory:
+                below = path / directory.relative_to(path).parts[0]
+                before, path = path, self._watch(files, directory) if below.is_dir() else None
+                path = None if path == before else path
+
+    def _watch(self, files: Inotify, directory: Path) -> Path | None:
+        """Watch a directory, or the nearest above it, and return which; None when it cannot be."""
+        for path in (directory, *directory.parents):
+            try:
+                self._watches[files.watch(str(path))] = path
+                return path
+            except (FileNotFoundError, NotADirectoryError):
+                continue
+            except OSError as error:
+                LOGGER.warning("%s is not watched: %s; reload after a change", path, error)
+                return None
+        return None
