@@ -28,11 +28,13 @@ from vsrtune.bench.progress import ProgressWatch
 from vsrtune.bench.report.files import environment
 from vsrtune.bench.setup.configurator import Configurator
 from vsrtune.bench.spec.model import Configuration, Load, Outcome, Router, Spec, Trial
+from vsrtune.bench.spec.parser import policies
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.execute.ledger import Failure
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe.observer import live_observer
+from vsrtune.policy.matching import qemu_filter
 
 # A guest needs a moment after its interface was plugged in again, an emulated one longer.
 READY_SECONDS = 90.0
@@ -158,7 +160,8 @@ class _Session:
             ledger = stack.enter_context(BenchLedger.open())
             _fail(ledger.resolve(CLEANERS))
             stack.enter_context(RunGuard(ledger))
-            self.observe = live_observer(self.uri).observe
+            seen = qemu_filter([p for c in self.configurations if c.policy for p in policies(c)])
+            self.observe = live_observer(self.uri, lambda: seen).observe
             snapshot = self.observe()
             self.spec = with_macs(self.spec, snapshot)
             if self.earlier is not None:

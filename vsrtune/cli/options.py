@@ -282,7 +282,8 @@ def readable(snapshot: Snapshot, root: Path | None) -> Snapshot:
 
 
 def unread(snapshot: Snapshot, policies: Iterable[Policy]) -> tuple[ObserveError, ...]:
-    """Reasons why guests that the policies name may run without being in the snapshot.
+    """Reasons why guests that the policies name may run without being in the snapshot, or what
+    they ask for was not looked at.
 
     A host with plain QEMU only needs no libvirt.
     """
@@ -292,14 +293,14 @@ def unread(snapshot: Snapshot, policies: Iterable[Policy]) -> tuple[ObserveError
     libvirt = any(not p.guest.startswith(WITHOUT_LIBVIRT) for p in wanted)
     return tuple(
         ObserveError(
-            f"guests that the policies name could not be observed: {problem.what}",
+            f"guests that the policies name could not be observed whole: {problem.what}",
             where=problem.reader,
             hint="`vsrtune show` lists all that could not be read",
         )
         for problem in snapshot.problems
         if wanted
         and (
-            problem.reader == "proc"
+            problem.reader in ("proc", "net", "irq", "sched")
             or problem.reader.startswith("guest ")
             or (libvirt and problem.reader == "libvirt")
         )

@@ -26,8 +26,10 @@ from vsrtune.cli.options import (
 )
 from vsrtune.cli.render import complain, print_json, say, show
 from vsrtune.core.exit_codes import ExitCode
+from vsrtune.core.text import counted
 from vsrtune.model.plan import Plan, plan_text
 from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.targets import HOST_REF
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.policy.matching import assign, no_guest
 from vsrtune.policy.model import Policy
@@ -156,7 +158,11 @@ def verify(
         why = "no policy sets anything of a guest that runs" if policies else "there is no policy"
         say(f"vsrtune: nothing was compared: {why}", err=True)
     if code is ExitCode.DONE:
-        say("no drift: the host is as the policies say")
+        vain = [s for s in made.skipped if s.guest != HOST_REF and tables.asked_in_vain(s)]
+        for one in vain:
+            say(f"left alone: {one.guest}: {one.subject}: {one.reason}", wide=wide)
+        but = f", but for {counted(len(vain), 'setting')} that cannot be made" if vain else ""
+        say(f"no drift: the host is as the policies say{but}")
     return code
 
 

@@ -141,7 +141,9 @@ def status(
         failure = error
     entries, steps = journalled(journal, root)
     host = observe(root, uri, 0, policies, entries)
-    state = current_state(host, chosen(host, guests), policies, entries, steps)
+    # Without policies everything that is set would seem to be in the way.
+    known = entries if failure is None else ()
+    state = current_state(host, chosen(host, guests), policies, known, steps)
     state = replace(state, failure="" if failure is None else str(failure))
     if root is None:
         state = replace(state, starved=told_by_daemon(STARVED_PATH, Starved))

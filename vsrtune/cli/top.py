@@ -130,7 +130,8 @@ def _frames(
     """Yield a frame every ``interval`` seconds until the operator quits; with ``first``, one
     without loads at once. Raises VsrtuneError when a guest of ``only`` does not run."""
     before, taken = host.sample(), time.monotonic()
-    chosen(before.snapshot, only)
+    if only:
+        only = frozenset(guest.ref for guest in chosen(before.snapshot, only).guests)
     if first:
         yield make_frame(before, before, only)
     names = _libvirt_names(before.snapshot, sorted(only))

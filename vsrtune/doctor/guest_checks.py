@@ -331,6 +331,8 @@ def untuned(case: Case) -> Iterable[Finding]:
             yield warning(
                 f"{guest.ref}: untuned, {len(loose)} of its threads may run on interrupt CPU "
                 f"{irq}{also}",
-                f"vsrtune policy init {shlex.quote(guest.ref)}",
+                "see: vsrtune policy init, with --connect for the libvirt that manages it"
+                if guest.source == "foreign"
+                else f"vsrtune policy init {shlex.quote(guest.ref)}",
                 f"Cpus_allowed_list of {', '.join(str(t.key.tid) for t in loose)}",
             )

@@ -180,11 +180,13 @@ def steering(case: Case) -> Iterable[Finding]:
     threaded NAPI moves the work of receiving to where interrupts do not tell."""
     found = False
     for nic in _lowers(case):
-        if nic.rps_cpus:
+        # Where there is no interrupt, it is RPS alone that moves the work, and a policy may ask.
+        if nic.rps_cpus and nic.irqs:
             found = True
+            files = f"/sys/class/net/{nic.name}/queues/rx-*/rps_cpus"
             yield warning(
                 f"RPS of {nic.name} sends frames through the backlogs of CPU {nic.rps_cpus}",
-                f"echo 0 > /sys/class/net/{nic.name}/queues/rx-*/rps_cpus",
+                f"for queue in {files}; do echo 0 >$queue; done",
                 f"/sys/class/net/{nic.name}/queues/rx-*/rps_cpus: {nic.rps_cpus}",
             )
         if nic.threaded_napi:

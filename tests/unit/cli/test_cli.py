@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import memory_cli
@@ -28,7 +29,7 @@ from vsrtune.daemon.systemd import LOGGER
 from vsrtune.execute.journal import Journal, read_entries
 from vsrtune.host.filesystem import LiveRoot, boot_id
 from vsrtune.host.procfs import parse_stat
-from vsrtune.model.guest import Sched, SchedClass, ThreadKey
+from vsrtune.model.guest import Role, Sched, SchedClass, ThreadKey
 from vsrtune.model.journal_records import Entry
 from vsrtune.model.snapshot import Problem, Snapshot
 from vsrtune.model.targets import Target, ThreadSched, Value
@@ -438,6 +439,13 @@ class TestConfirm:
         assert "'1h' is not a time" in guarded.err
         assert guarded("apply", "--confirm", "601s") == 2
 
+    def test_a_foreign_journal_is_said_before_anything_is_guarded(self, guarded: Cli) -> None:
+        guarded.policy(GOOD)
+        head = {"r": "head", "version": 99, "boot": samples.BOOT}
+        guarded.journal.write_text(json.dumps(head) + "\n" + json.dumps({"r": "new"}) + "\n")
+        assert guarded("apply", "--confirm", "60s") != 0
+        assert "99" in guarded.err and "not everything could be put back" not in guarded.err
+
     def test_an_apply_that_dies_is_taken_back(
         self, guarded: Cli, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -476,6 +484,7 @@ class TestNothingRead:
             (LIBVIRT, "vr9"),
             (Problem("guest vr2", "vr2: Permission denied"), "*"),
             (Problem("proc", "/proc: Permission denied"), "qemu:*"),
+            (Problem("net", "/sys/class/net: Too many open files"), "*"),
         ],
     )
     def test_guests_that_could_not_be_looked_at(
@@ -489,6 +498,34 @@ class TestNothingRead:
             assert "no drift" not in run.out
             assert f"error: {problem.reader}: guests that the policies name" in run.err
             assert problem.what in run.err
+
+    def test_undo_does_not_say_that_nothing_is_to_be_done(
+        self, run: Cli, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Guests may have brought pins along, which only libvirt shows."""
+        process = SimpleNamespace(by_libvirt=True)
+        table = SimpleNamespace(scan=lambda _root: SimpleNamespace(qemus=[process]))
+        monkeypatch.setattr("vsrtune.cli.apply.ProcessTable", lambda: table)
+        run.host.snapshot = replace(run.host.snapshot, problems=(LIBVIRT,))
+        Journal.open(run.journal, samples.BOOT).close()
+        for words in (("undo",), ("undo", "--dry-run")):
+            assert run(*words) == ExitCode.UNREAD
+            assert "Nothing to undo" not in run.out
+            assert f"may stay: qemu:///system: {LIBVIRT.what}" in run.err
+
+    def test_verify_names_what_cannot_be_made(self, run: Cli) -> None:
+        guest = run.host.snapshot.guests[0]
+        without = replace(
+            guest,
+            threads=tuple(t for t in guest.threads if t.role is not Role.VHOST),
+            interfaces=(replace(guest.interfaces[0], vhost=False),),
+        )
+        run.host.snapshot = replace(run.host.snapshot, guests=(without,), problems=())
+        run.policy("guest: vr1\ncpus: {vcpu: 1, vhost: 2}\nprofile: none\n")
+        run("apply")
+        assert run("verify") == 0
+        assert "left alone: vr1: interface macvtap100: " in run.out
+        assert "no drift: the host is as the policies say, but for 1 setting" in run.out
 
     def test_plain_qemu_needs_no_libvirt(self, run: Cli) -> None:
         run.host.start(samples.guest("pq1", 200, "qemu"))

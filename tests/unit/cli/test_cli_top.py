@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import pytest
+from recorded_hosts import shown
 
 from vsrtune.cli import main
 from vsrtune.cli.top import Keys
@@ -29,8 +30,12 @@ def test_once_names_every_thread(capsys: pytest.CaptureFixture[str]) -> None:
     assert sum(" vhost macvtap" in line for line in out.splitlines() if "irq" not in line) >= 8
 
 
-def test_a_frame_of_one_guest(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.run([*FAST, "--json", "--guest", "vr2"]) == 0
+UUID = next(g.uuid for g in shown(HOST).guests if g.ref == "vr2")
+
+
+@pytest.mark.parametrize("name", ["vr2", UUID])
+def test_a_frame_of_one_guest(capsys: pytest.CaptureFixture[str], name: str) -> None:
+    assert main.run([*FAST, "--json", "--guest", name]) == 0
     frame = json.loads(capsys.readouterr().out)
     assert frame["guests"] == ["vr2"]
     assert {t["guest"] for t in frame["threads"]} == {"vr2"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import signal
 import time
@@ -224,4 +225,31 @@ def test_without_systemd_nothing_begins(changed: Changed, monkeypatch: pytest.Mo
     monkeypatch.setenv("PATH", "/nonexistent")
     with pytest.raises(VsrtuneError, match="does not start, so nothing was changed"):
         changed.begin()
+    assert not changed.there
+
+
+def test_nobody_else_can_hold_it_up(changed: Changed, pid1: Pid1) -> None:
+    """Whoever may read the directory of the journal may lock it."""
+    changed.journal.parent.chmod(0o755)
+    theirs = os.open(changed.journal.parent, os.O_RDONLY)
+    fcntl.flock(theirs, fcntl.LOCK_EX)
+    guard = changed.begin(SECONDS)
+    guard.ask()
+    assert pid1.wait() == 0
+    assert not changed.there
+    guard.close()
+    os.close(theirs)
+    (lock,) = changed.journal.parent.glob("*.guard")
+    assert lock.stat().st_mode & 0o077 == 0
+
+
+def test_a_change_that_cannot_be_kept_is_not_told_as_kept(
+    changed: Changed, pid1: Pid1, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pid1, "stop", lambda: False)
+    with (
+        pytest.raises(VsrtuneError, match="the guardian cannot be stopped"),
+        changed.begin() as guard,
+    ):
+        changed.keep(guard)
     assert not changed.there

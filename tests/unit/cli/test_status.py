@@ -56,6 +56,15 @@ def test_whoever_holds_the_journal_is_named(run: Cli) -> None:  # noqa: F811
     assert "process 1 (" in run.out
 
 
+def test_a_wrong_policy_file_makes_no_tuned_guest_wrong(run: Cli) -> None:  # noqa: F811
+    """The daemon keeps the older policies."""
+    run.policy(GOOD)
+    assert run("apply") == 0
+    run.policy("guest: vr1\nwrong: 1\n")
+    assert run("status") == 2
+    assert "should be" not in run.out
+
+
 def test_what_is_wrong_comes_with_its_place(run: Cli) -> None:  # noqa: F811
     run.policy('guest: "*"\ncpus: {vcpu: 77}\nprofile: none\n')
     assert run("status") == ExitCode.DIFFERS

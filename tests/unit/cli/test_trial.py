@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from vsrtune.core.exit_codes import ExitCode
 from vsrtune.execute.journal import Journal
 from vsrtune.model.load import DropPlace, GuestFrames, HostSample
 from vsrtune.model.snapshot import Snapshot
+from vsrtune.policy.matching import QemuFilter
 
 GOOD = "guest: vr1\ncpus: {vcpu: 1, vhost: 2}\nprofile: none\n"
 SECOND = 10**9
@@ -285,6 +286,29 @@ class TestCommand:
     def test_a_guest_without_a_policy_has_the_one_of_policy_init(self, tried: Trials) -> None:
         tried("vr1", "--for", "24s", "--json")
         assert json.loads(tried.out)["policy"] == "policy init vr1"
+        assert tried.host.writes > 0
+
+    def test_a_guest_of_another_user_is_looked_at_as_his(
+        self, tried: Trials, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Whose plain QEMUs are guests is said by the policies of the trial alone."""
+        guest = replace(samples.guest("vr1", 100, "qemu"), uid=1000)
+        tried.host.snapshot = replace(tried.host.snapshot, guests=(guest,))
+        tried.file.write_text(GOOD.replace("vr1", "qemu:vr1\nuser: 1000"))
+
+        class Seeing:
+            """The host, with the guests whose user is asked for."""
+
+            def __init__(self, _uri: str, wanted: Callable[[], QemuFilter] = QemuFilter) -> None:
+                self._wanted = wanted
+
+            def observe(self, *words: Any) -> Snapshot:
+                seen = tried.host.observe(*words)
+                ours = tuple(g for g in seen.guests if g.uid in self._wanted().users)
+                return replace(seen, guests=ours)
+
+        monkeypatch.setattr("vsrtune.bench.setup.tuning.live_observer", Seeing)
+        tried(str(tried.file), "--for", "24s")
         assert tried.host.writes > 0
 
     def test_an_interrupted_trial_is_taken_back(

@@ -139,6 +139,12 @@ BAD: list[tuple[str, Case, Severity, str]] = [
         "stays on CPU 0",
     ),
     ("steering", of_host(nics=(nic("p0", "0", rps_cpus=cpus("2")),)), Severity.WARNING, "CPU 2"),
+    (
+        "steering",
+        of_host(nics=(replace(nic("p0", "0", rps_cpus=cpus("2")), irqs=()),)),
+        Severity.OK,
+        "no RPS",
+    ),
     ("steering", of_host(nics=(nic("p0", "0", threaded_napi=True),)), Severity.INFO, "threaded: 1"),
     ("backlog", facts(backlog=((0, 0), (3, 17))), Severity.WARNING, "CPU 3: 17"),
     (

@@ -40,6 +40,11 @@ def test_a_host_as_show_tells_it() -> None:
     golden.matches(GOLDEN / "show.txt", text(report.snapshot_tables(host, {vcpu.key: 0.98})))
 
 
+def test_a_limit_that_could_not_be_read() -> None:
+    unread = replace(samples.snapshot().host, sched_rt_runtime_us=0, sched_rt_period_us=0)
+    assert report.throttling(unread) == "limit not known"
+
+
 def test_cgroup_is_shown_below_the_scope() -> None:
     assert report.short_cgroup(f"/{samples.SCOPE}/vcpu0") == "libvirt/vcpu0"
     assert report.short_cgroup("/user.slice/x") == "/user.slice/x"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Collection, Sequence
-from functools import partial
 
 from vsrtune.bench.cleanup.cleaners import failure, settle
 from vsrtune.bench.spec.model import Configuration, Tuning
@@ -28,7 +27,7 @@ from vsrtune.observe.observer import live_observer
 from vsrtune.plan.actions import pin_values
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.plan.requirements import pin_target
-from vsrtune.policy.matching import Match, match
+from vsrtune.policy.matching import Match, match, qemu_filter
 from vsrtune.policy.model import WITHOUT_LIBVIRT, Policy
 
 # A thread may end, or a worker wake up, between the observation and the write.
@@ -47,6 +46,11 @@ def pin_cpus(configuration: Configuration, online: CpuSet) -> CpuSet:
     return cpus
 
 
+# What makes a plan of a snapshot and policies; with the policies, which say whose QEMUs are guests.
+_Plans = Callable[[Snapshot, tuple[Policy, ...]], Plan]
+_Planning = tuple[_Plans, tuple[Policy, ...]]
+
+
 class Tuner:
     """One tuning at a time, on an open journal. Methods raise VsrtuneError."""
 
@@ -56,7 +60,7 @@ class Tuner:
         self._uri = uri
         self._ops = LiveSysOps(uri, budgets_end=journal.budgets_end, original=journal.original)
         # Makes the present plan again while one of its settings waits for its thread to run.
-        self._unsettled: Callable[[Snapshot], Plan] | None = None
+        self._unsettled: _Planning | None = None
 
     def check(self, configuration: Configuration) -> None:
         """Refuse a configuration that cannot be carried out, as far as this is known."""
@@ -72,22 +76,22 @@ class Tuner:
     def apply(self, configuration: Configuration) -> tuple[str, ...]:
         """Carry out the policy or the pins of the configuration, but not its commands, on an
         untuned host. Return notes for people."""
-        make = self._planning(configuration)
-        return () if make is None else self._carry_out(make)
+        planning = self._planning(configuration)
+        return () if planning is None else self._carry_out(*planning)
 
-    def _planning(self, configuration: Configuration) -> Callable[[Snapshot], Plan] | None:
+    def _planning(self, configuration: Configuration) -> _Planning | None:
         """What makes the plan of a configuration; None when nothing is planned."""
         match configuration.tuning:
             case Tuning.POLICY:
-                return partial(self._policy_plan, policies(configuration))
+                return self._by_policy, tuple(policies(configuration))
             case Tuning.LIBVIRT_PINS:
                 cpus = pin_cpus(configuration, self._ops.online())
-                return partial(libvirt_pins, names=self._guests, cpus=cpus)
+                return (lambda snapshot, _: libvirt_pins(snapshot, self._guests, cpus)), ()
         return None
 
     def apply_policies(self, chosen: Sequence[Policy]) -> tuple[str, ...]:
         """Carry out these policies on an untuned host, and return notes for people."""
-        return self._carry_out(partial(self._policy_plan, chosen))
+        return self._carry_out(self._by_policy, tuple(chosen))
 
     @property
     def waits(self) -> bool:
@@ -97,20 +101,20 @@ class Tuner:
     def again(self) -> tuple[str, ...]:
         """Carry out settings that waited, as far as threads have run since. Return notes for
         people."""
-        return () if self._unsettled is None else self._carry_out(self._unsettled)
+        return () if self._unsettled is None else self._carry_out(*self._unsettled)
 
     def undo(self) -> tuple[str, ...]:
         """Put back every setting in the journal. Return notes on settings that others changed."""
         self._unsettled = None
         return settle(executor.undo(self._ops, self._journal))
 
-    def _policy_plan(self, chosen: Sequence[Policy], snapshot: Snapshot) -> Plan:
+    def _by_policy(self, snapshot: Snapshot, chosen: tuple[Policy, ...]) -> Plan:
         under_test = [g for g in snapshot.guests if self._names(g.name, g.ref)]
-        if under_test and not any(
+        if self._guests and not any(
             match(p, guest) is not Match.NONE for p in chosen for guest in under_test
         ):
             raise VsrtuneError(
-                f"no policy names any of the routers ({', '.join(g.ref for g in under_test)})",
+                f"no policy names any of the routers that run ({', '.join(self._guests)})",
                 where=chosen[0].path,
                 hint="write the router's name, or a glob that matches it, as guest",
             )
@@ -119,17 +123,18 @@ class Tuner:
     def _names(self, name: str, ref: str) -> bool:
         return name in self._guests or ref in self._guests
 
-    def _carry_out(self, make: Callable[[Snapshot], Plan]) -> tuple[str, ...]:
+    def _carry_out(self, make: _Plans, chosen: tuple[Policy, ...]) -> tuple[str, ...]:
+        seen = qemu_filter(chosen)
         for _ in range(_TRIES):
-            snapshot = live_observer(self._uri).observe(0.0)
+            snapshot = live_observer(self._uri, lambda: seen).observe(0.0)
             executor.adopt_brought(snapshot, snapshot.guests, self._journal)
-            plan = make(snapshot)
+            plan = make(snapshot, chosen)
             for refusal in plan.refusals:
                 where = f"{refusal.policy}: {refusal.guest}"
                 raise VsrtuneError(refusal.reason, where=where, hint=refusal.hint)
             result = executor.apply(plan, self._ops, self._journal)
             if not result.failed:
-                self._unsettled = make if self._waits(plan, result) else None
+                self._unsettled = (make, chosen) if self._waits(plan, result) else None
                 skipped = (f"{s.guest}: {s.subject}: {s.reason}" for s in plan.skipped)
                 return (*plan.warnings, *skipped)
             self.undo()

@@ -100,6 +100,8 @@ def try_(
     _check_attachment(policy, places)
     turns: list[TrialTurn] = []
     with held() as signals, ExitStack() as stack, Journal.open(places.journal, boot_id()) as opened:
+        if opened.foreign is not None:
+            raise opened.foreign
         _check_untuned(opened, places.ledger)
         made = full_plan(snapshot, [policy], (), reassert=True)
         if not as_json:

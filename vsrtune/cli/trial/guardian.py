@@ -2,8 +2,8 @@
 """Puts the host back when the command that changed it cannot: killed, hung up, out of time.
 
 The guardian is a transient service of systemd, so that pid 1, which nobody can kill, runs
-`vsrtune undo`. The command locks the directory of the journal with flock, and the kernel drops
-the lock however the command ends:
+`vsrtune undo`. The command locks a file beside the journal with flock, and the kernel drops the
+lock however the command ends:
 
 * at work it holds the lock exclusively; the service waits for a shared lock;
 * while it asks for a confirmation it shares the lock; the service waits for an exclusive one,
@@ -31,6 +31,7 @@ from vsrtune.cli.options import StatePlaces
 from vsrtune.core.closing import Closing
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.execute.journal import Journal
+from vsrtune.host.state_files import open_private
 
 UNIT = "vsrtune-trial.service"
 
@@ -127,8 +128,14 @@ class TrialGuard(Closing):
         fcntl.flock(self._lock, fcntl.LOCK_SH)
 
     def keep(self) -> None:
-        """Keep the change. Call it with the journal open."""
-        self._service.stop()
+        """Keep the change. Call it with the journal open. Raises VsrtuneError when systemd does not
+        stop the guardian."""
+        if not self._service.stop():
+            raise VsrtuneError(
+                "the guardian cannot be stopped, so the host is put back",
+                where=UNIT,
+                hint="see: systemctl status vsrtune-trial; journalctl -u vsrtune-trial",
+            )
 
     def close(self) -> None:
         if self._lock < 0:
@@ -150,10 +157,11 @@ def start(places: StatePlaces, seconds: float = 0.0) -> TrialGuard:
     confirmation may take ``seconds`` once ``TrialGuard.ask`` asks for it. Call it with the journal
     open. Raises VsrtuneError when another guarded change is not over, or no guardian can be
     started; nothing was changed then."""
-    directory = places.journal.absolute().parent
+    # Not the directory: whoever may read it may lock it.
+    path = places.journal.absolute().with_name(f"{places.journal.name}.guard")
     waits = [
-        ["/usr/bin/flock", "--shared", str(directory), "/usr/bin/true"],
-        ["/usr/bin/flock", f"--timeout={seconds:g}", str(directory), "/usr/bin/true"],
+        ["/usr/bin/flock", "--shared", str(path), "/usr/bin/true"],
+        ["/usr/bin/flock", f"--timeout={seconds:g}", str(path), "/usr/bin/true"],
     ]
     command = [
         sys.executable, "-P", "-m", "vsrtune", "undo",
@@ -162,7 +170,7 @@ def start(places: StatePlaces, seconds: float = 0.0) -> TrialGuard:
         "--connect", places.uri,
     ]  # fmt: skip
     service = Service()
-    lock = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    lock = open_private(path, os.O_RDWR | os.O_CREAT)
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         service.start(waits, command)
@@ -171,7 +179,7 @@ def start(places: StatePlaces, seconds: float = 0.0) -> TrialGuard:
         if isinstance(error, BlockingIOError):
             raise VsrtuneError(
                 "another guarded change is not over yet",
-                where=str(directory),
+                where=str(path),
                 hint="`vsrtune confirm` keeps it; otherwise wait until it is back",
             ) from error
         said = getattr(error, "stderr", None) or str(error)
