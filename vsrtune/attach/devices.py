@@ -107,6 +107,7 @@ class Devices:
         link = self.find(device)
         if link is None:
             raise WriteError("is gone", where=device.name, hint="try again")
+        self.raise_lower(device)
         end = self._host.clock() + _BUSY_SECONDS
         while True:
             try:
@@ -116,6 +117,13 @@ class Devices:
                 if error.errno != errno.EBUSY or self._host.clock() > end:
                     raise
             self._host.sleep(_PAUSE)
+
+    def raise_lower(self, device: MadeDevice) -> None:
+        """Bring the lower device up, as libvirt does below a macvtap: a NIC that serves guests
+        alone may have nobody else who does (virNetDevSetOnline)."""
+        lower = self._host.link(device.lower) if device.lower else None
+        if lower is not None and not lower.up:
+            self._host.set_up(lower.index, True)
 
     def set_down(self, device: MadeDevice) -> None:
         """Bring a device down, if it is there."""

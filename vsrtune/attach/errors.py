@@ -44,6 +44,7 @@ class SwitchError(VsrtuneError):
 _HINTS = {
     errno.EOPNOTSUPP: "the module napi_macvlan is not loaded: `vsrtune doctor` says why",
     errno.EBUSY: "macvtap, macvlan or a bridge still holds the lower device: ip -d link",
+    errno.ENETDOWN: "the device below is down: ip -d link tells which; ip link set DEVICE up",
     errno.EPERM: "run as root",
 }
 

@@ -66,6 +66,7 @@ class LiveDomains:
     other refusal by libvirt."""
 
     def __init__(self, uri: str) -> None:
+        self.uri = uri
         self._kept = Connection(uri, AwayError)
         self._seconds = GUEST_SECONDS
 
@@ -217,12 +218,17 @@ class LiveDomains:
         return [name for name in names if name not in known]
 
     def _plugged(self, uuid: str) -> list[str]:
-        """The network devices that QEMU itself lists (their ids are libvirt's aliases)."""
+        """The network devices that QEMU itself lists and libvirt may have made: their ids are its
+        aliases, and their back ends have its names. Others are of <qemu:commandline>."""
         found = self._monitor(uuid, "qom-list", {"path": "/machine/peripheral"})
         if not isinstance(found, list):
             return []
         names = (str(entry.get("name", "")) for entry in found if isinstance(entry, dict))
-        return [name for name in names if _NET_ALIAS.fullmatch(name)]
+        return [name for name in names if _NET_ALIAS.fullmatch(name) and self._libvirts(uuid, name)]
+
+    def _libvirts(self, uuid: str, name: str) -> bool:
+        place = {"path": f"/machine/peripheral/{name}", "property": "netdev"}
+        return bool(self._monitor(uuid, "qom-get", place) == f"host{name}")
 
     def _monitor(self, uuid: str, command: str, arguments: dict[str, str]) -> Any:
         """Send one QMP command through libvirt. An error of QEMU is no error here, because the

@@ -100,7 +100,9 @@ class Sweep:
                 )
         # A device goes before the device below it, which was made before it.
         for entry, origin in reversed(origins):
-            if asked and not any(named[origin.device.name]):
+            # Another libvirt's guest is none of those that were asked for.
+            ours = origin.uri in ("", self._host.uri)
+            if asked and ours and not any(named[origin.device.name]):
                 guarded(lambda origin=origin, entry=entry: self._drop(origin, entry, did))  # type: ignore[misc]
         left = {origin.group for _, origin in self._ledger.origins()}
         vanished = [entry.id for entry, group in self._ledger.groups() if group not in left]
@@ -113,6 +115,8 @@ class Sweep:
         did: list[str] = []
         failed: list[VsrtuneError] = []
         for entry, clone in list(self._ledger.clones(ENDED)):
+            if clone.uri not in ("", self._host.uri):
+                continue  # it is none of this libvirt's guests, and would seem to have ended
             try:
                 with translated():
                     did += self._patiently(lambda clone=clone: self._clones.end(clone))  # type: ignore[misc]
@@ -145,6 +149,7 @@ class Sweep:
             did += [f"set {flag} of {device.name}, which needs it" for flag in flags]
         if up and link is not None and not link.up:
             try:
+                self._devices.raise_lower(device)
                 self._host.set_up(link.index, True)
                 did.append(f"brought {device.name} up")
             except OSError as error:

@@ -11,7 +11,9 @@ A signal that would end the process is held until the steps that began are taken
 from __future__ import annotations
 
 import contextlib
+import shlex
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeVar
 
@@ -66,7 +68,8 @@ class Switcher:
     """Carries out switches on a host with an open ledger. ``patience`` is how long libvirt may be
     away, in seconds, ``tries`` how often a switch is taken back until that succeeds. ``check``
     is called before each step and at every wait of a switch: what it raises has the switch taken
-    back."""
+    back. ``given`` are the interfaces that guests have got back, which the next try to take a
+    switch back leaves alone."""
 
     def __init__(
         self,
@@ -77,6 +80,7 @@ class Switcher:
         *,
         tries: int = _TRIES,
         check: Callable[[], None] = lambda: None,
+        given: set[Card] | None = None,
     ) -> None:
         self._patience = patience
         self._tries = tries
@@ -86,6 +90,7 @@ class Switcher:
         self._clones = Clones(host)
         self._ledger = ledger
         self._boot = boot
+        self._given = set[Card]() if given is None else given
         self._sweep = Sweep(host, ledger, self._patiently)
         self._check: Callable[[], None] = _nothing
 
@@ -134,11 +139,13 @@ class Switcher:
         return self.sweep()
 
     def _all(self, switch: Switch) -> None:
+        uri = self._host.uri
         for origin in switch.origins:
-            self._ledger.add(ORIGIN, encode(origin))
+            self._ledger.add(ORIGIN, encode(replace(origin, uri=uri)))
         for step in switch.steps:
             self._check()
-            entry = self._ledger.add(STEP, {"boot": self._boot, "step": encode(step)})
+            data = {"boot": self._boot, "step": encode(step), "uri": uri}
+            entry = self._ledger.add(STEP, data)
             try:
                 with translated():
                     self._do(step)
@@ -151,7 +158,7 @@ class Switcher:
         # from then on.
         for kind, clones in ((CLONE, switch.clones), (ENDED, switch.ended)):
             for clone in clones:
-                self._ledger.add(kind, encode(clone))
+                self._ledger.add(kind, encode(replace(clone, uri=clone.uri or uri)))
         for group in dict.fromkeys(o.group for o in switch.origins if o.group):
             self._ledger.add(GROUP, {"name": group})
         kept = [entry for entry, clone in self._ledger.clones() if clone in switch.kept]
@@ -268,6 +275,13 @@ class Switcher:
 
     def _take_back(self, entry: LedgerEntry) -> None:
         """Carry out the inverse of a step that began and may be done in part."""
+        if (uri := entry.data.get("uri", self._host.uri)) != self._host.uri:
+            # Its guests are none of this libvirt's, and would seem to have ended.
+            raise WriteError(
+                "the switch that was interrupted is one of another libvirt",
+                where=str(uri),
+                hint=f"vsrtune attach --recover --connect {shlex.quote(str(uri))}",
+            )
         step: Step = decode(Step, entry.data["step"])  # type: ignore[arg-type]
         this_boot = entry.data["boot"] == self._boot
         back = inverse(step)
@@ -330,7 +344,8 @@ class Switcher:
     def _replug(self, cards: tuple[Card, ...], this_boot: bool) -> None:
         """Give the guests their interfaces back. A present interface may be about to go, because
         its unplug was requested. It is therefore unplugged first, unless the guest does not
-        release it."""
+        release it, or an earlier try has given it."""
+        cards = tuple(c for c in cards if c not in self._given or not self._is_back(c))
         if not this_boot:
             cards = tuple(card for card in cards if not self._is_back(card))
         failed = self._let_go(cards)
@@ -339,6 +354,7 @@ class Switcher:
             if card in failed and not self._is_back(card):
                 raise failed[card]
             self._plug(card)
+            self._given.add(card)
 
         self._each(cards, give)
 

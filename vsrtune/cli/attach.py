@@ -84,6 +84,8 @@ def attach(
         raise click.UsageError("one of --to, --recover and --devices is needed")
     if to is not None and not guests:
         raise click.UsageError("name a guest")
+    if to is None and (dry_run or guests or interface or live or config or all_of_lower):
+        raise click.UsageError("--recover and --devices are for all guests, and take no other word")
     if recover:
         check_written(places.ledger, ATTACH_LEDGER)
     with attachments.opened(places) as (switcher, host):

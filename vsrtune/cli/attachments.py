@@ -13,16 +13,18 @@ from vsrtune.attach.host import LiveHost
 from vsrtune.attach.ledger import STEP
 from vsrtune.attach.plan.model import AttachHostState, Switch
 from vsrtune.attach.plan.requests import Batch, batches, taken_back
-from vsrtune.attach.plan.steps import Origin
+from vsrtune.attach.plan.steps import Define, Origin, Plug, Step
 from vsrtune.attach.survey import known_origins, survey
 from vsrtune.attach.sweep import Swept
 from vsrtune.attach.transaction import Switcher
 from vsrtune.cli import render
 from vsrtune.cli.options import StatePlaces
 from vsrtune.cli.render import patience, say
+from vsrtune.core.codec import decode
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.execute.ledger import read_pending
+from vsrtune.model.domain_xml import nic
 from vsrtune.model.guest import Attachment, NicKind
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.policy.matching import assign
@@ -65,7 +67,23 @@ def preview(policies: Sequence[Policy], places: StatePlaces) -> tuple[Batch, ...
     """The switches that would be made. Raises VsrtuneError."""
     if not concerned(policies, places.ledger):
         return ()
-    return wanted(look(places), known_origins(places.ledger), policies)
+    found = wanted(look(places), known_origins(places.ledger), policies)
+    back = _interrupted(places.ledger)
+    return (back, *found) if back is not None else found
+
+
+def _interrupted(ledger: Path) -> Batch | None:
+    """What takes back a switch that was interrupted, None when there is none."""
+    texts = [entry.data["step"] for entry in read_pending(ledger) if entry.kind == STEP]
+    steps: list[Step] = [decode(Step, text) for text in texts]  # type: ignore[arg-type]
+    if not steps:
+        return None
+    guests = {step.guest: None for step in steps if isinstance(step, Define)}
+    plugs = [step for step in steps if isinstance(step, Plug)]
+    guests |= {card.guest: None for step in plugs for card in step.cards}
+    direct = any(nic(c.xml).kind == "direct" for step in plugs if not step.on for c in step.cards)
+    to = Attachment.MACVTAP if direct or not plugs else Attachment.NAPI_MACVLAN
+    return Batch(tuple(guests), to, "an interrupted switch is taken back")
 
 
 def carry_out(
@@ -130,6 +148,7 @@ def table(found: Sequence[Batch], *, verbose: bool = False) -> Table:
         elif batch.switch is not None:
             made = [str(step) for step in batch.switch.steps]
             steps = made if verbose else [f"{len(made)} steps"]
+            steps += [f"note: {note}" for note in batch.switch.notes]
         rows += [(names, str(batch.to), step, batch.reason) for step in steps]
     return Table("Attachments", ("guests", "to", "step", "why"), rows, text=("step", "why"))
 

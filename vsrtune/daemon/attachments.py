@@ -24,6 +24,7 @@ from vsrtune.attach.host import LiveHost
 from vsrtune.attach.ledger import AttachLedger
 from vsrtune.attach.plan.model import AttachHostState
 from vsrtune.attach.plan.requests import Batch, batches, taken_back, wanted
+from vsrtune.attach.plan.steps import Card
 from vsrtune.attach.signals import Interrupted
 from vsrtune.attach.survey import survey
 from vsrtune.attach.sweep import Swept
@@ -68,6 +69,8 @@ class AttachKeeper:
         # Without another try to take a switch back. Each takes a guest's interfaces away and
         # keeps others from the ledger.
         self._pause = Pause()
+        # What guests got back of a switch that is not all taken back.
+        self._given: set[Card] = set()
         self._interrupted = False
         # How many switches were carried out or taken back.
         self.succeeded = 0
@@ -110,7 +113,13 @@ class AttachKeeper:
                 return True
             with AttachLedger.open(self._path, wait=0) as ledger:
                 switcher = Switcher(
-                    self._host, ledger, self._boot, PATIENCE, tries=1, check=self._check
+                    self._host,
+                    ledger,
+                    self._boot,
+                    PATIENCE,
+                    tries=1,
+                    check=self._check,
+                    given=self._given,
                 )
                 return self._tidy(switcher) and work(switcher)
         except LockedError as error:
@@ -134,6 +143,8 @@ class AttachKeeper:
         else:
             self._tell(switcher.sweep())
         left = switcher.unfinished()
+        if not left:
+            self._given.clear()
         self._pause = self._pause.longer(self._host.clock()) if left else Pause()
         return not left
 
@@ -196,6 +207,8 @@ class AttachKeeper:
             self._returned -= set(batch.guests)
             return False
         LOGGER.info("switching %s to %s (%s)", names, batch.to, batch.reason)
+        for note in batch.switch.notes:
+            LOGGER.warning("%s", note)
         try:
             self._tell(switcher.carry_out(batch.switch))
         except VsrtuneError as error:

@@ -151,7 +151,9 @@ def lower_devices(facts: ModuleFacts) -> Iterable[Finding]:
             yield info(f"{where} is held by {', '.join(others)}")
         elif down:
             text = f"{', '.join(down)} on {where} is down: its guest gets no frames"
-            yield error(text, f"ip link set {down[0]} up", "`ip -d link`")
+            first = [lower.name] if lower is not None and not lower.up else []
+            commands = (f"ip link set {name} up" for name in (*first, *down))
+            yield error(text, " && ".join(commands), "`ip -d link`")
         else:
             yield ok(f"{where} carries {', '.join(own)}")
     for link in facts.links:

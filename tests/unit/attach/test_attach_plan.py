@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from attach_host import FakeAttachHost, interface
 
@@ -330,3 +332,21 @@ def test_what_a_policy_switched_goes_back_without_it() -> None:
     assert taken_back(host, (by_policy, by_hand), policies) == ()
     # They stand on macvtap here already, so nothing is to be done.
     assert taken_back(host, (by_policy, by_hand), ()) == ()
+
+
+def test_a_definition_on_another_lower_device_is_not_brought_along() -> None:
+    """Somebody has changed it for the next start."""
+    fake = two_guests()
+    guest = fake.fakes["uuid-a"]
+    guest.config = guest.config.replace("dev='p0'", "dev='p1'", 1)
+    with pytest.raises(VsrtuneError, match="has it on p0, its definition on p1") as caught:
+        plan(SwitchRequest(FORTH, ("a", "b"), all_of_lower=True), survey(fake))
+    assert "--live" in caught.value.hint
+
+
+def test_a_device_made_before_on_another_lower_device_is_not_taken() -> None:
+    """Its interface was moved by hand, and nobody has swept since."""
+    fake = two_guests()
+    left = Origin(replace(DEVICE, lower="p1"), "a", "uuid-a", "", "")
+    switch = plan(SwitchRequest(FORTH, ("a", "b"), all_of_lower=True), survey(fake, left))
+    assert {m.device.lower for m in switch.moves if m.mac == A0} == {"p0"}

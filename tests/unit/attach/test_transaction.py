@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from vsrtune.attach.ledger import AttachLedger
 from vsrtune.attach.plan.model import AttachHostState, Switch, SwitchRequest
 from vsrtune.attach.plan.planner import plan
 from vsrtune.attach.plan.steps import NAPI_KIND
+from vsrtune.attach.sweep import Swept
 from vsrtune.attach.transaction import Switcher
 from vsrtune.execute.ledger import read_pending
 from vsrtune.model.domain_xml import nic
@@ -252,6 +254,8 @@ def test_after_a_reboot_the_devices_come_before_the_guests(
 ) -> None:
     switch(host, path, FORTH)
     host.reboot()
+    # Nobody but libvirt, for a macvtap, brings a NIC up that serves guests alone.
+    host.table[2] = replace(host.table[2], up=False)
     with AttachLedger.open(path) as ledger:
         host.away_until = 1e9  # libvirtd is not there yet
         swept = Switcher(host, ledger, "boot-2").boot_devices()
@@ -376,3 +380,38 @@ def test_a_device_that_nobody_names_any_more_goes(host: FakeAttachHost, path: Pa
     assert host.problems() == []
     assert kinds(host) == {"macvtap"}
     assert host.picture() != before  # the queue of a new macvtap is libvirt's
+
+
+def test_what_another_libvirts_guests_stand_on_stays(host: FakeAttachHost, path: Path) -> None:
+    """One ledger, two libvirts: to ask one of them tells nothing of the other's guests."""
+    switch(host, path, FORTH)
+    before = host.picture()
+    other = FakeAttachHost("qemu:///session")
+    other.table = host.table
+    with AttachLedger.open(path) as ledger:
+        assert Switcher(other, ledger, BOOT).sweep() == Swept((), ())
+        assert Switcher(other, ledger, BOOT).recover() == []
+    assert host.picture() == before
+    assert host.problems() == []
+    switch(host, path, BACK)
+    assert kinds(host) == {"macvtap"}
+
+
+def test_a_switch_over_another_libvirt_is_not_taken_back(host: FakeAttachHost, path: Path) -> None:
+    def kill(number: int) -> None:
+        if number == 9:
+            raise Killed
+
+    host.after = kill
+    with suppress(Killed):
+        switch(host, path, FORTH)
+    host.after = lambda n: None
+    pending, picture = read_pending(path), host.picture()
+    other = FakeAttachHost("qemu:///session")
+    other.table = host.table
+    with AttachLedger.open(path) as ledger:
+        (error, *_) = Switcher(other, ledger, BOOT).recover()
+    assert "vsrtune attach --recover --connect qemu:///system" in str(error)
+    assert (read_pending(path), host.picture()) == (pending, picture)
+    recover(host, path)
+    assert kinds(host) == {"macvtap"}

@@ -157,6 +157,8 @@ CASES = (
     Bad("attach vr1", 2, ("one of --to, --recover and --devices is needed",)),
     Bad("attach --to macvtap", 2, ("name a guest",)),
     Bad("attach --to macvtap --recover vr1", 2, ("one of --to",)),
+    Bad("attach --recover --dry-run", 2, ("are for all guests",)),
+    Bad("attach --devices vr1", 2, ("are for all guests",)),
     Bad("attach vr1 --to bridge", 2, ("'bridge'",)),
     Bad("bench run", 2, ("without SPEC.yaml", "--guest")),
     Bad("bench run --guest vr1", 2, ("without SPEC.yaml, --left, --right,",)),

@@ -44,7 +44,9 @@ def test_nothing_to_recover(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert attach(tmp_path, "--devices") == 0
 
 
-def test_undo_takes_an_interrupted_switch_back(tmp_path: Path) -> None:
+def test_undo_takes_an_interrupted_switch_back(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "attach.jsonl"
     device = MadeDevice("nosuch-in", "lo", "02:00:00:00:0a:00", 4, 1500, 500, every_queue=True)
     with AttachLedger.open(path) as ledger:
@@ -52,6 +54,8 @@ def test_undo_takes_an_interrupted_switch_back(tmp_path: Path) -> None:
     journal = tmp_path / "journal.jsonl"
     Journal.open(journal, boot_id()).close()
     options = ("--attach-ledger", str(path), "--journal", str(journal))
+    run(["undo", "--dry-run", "--connect", URI, *options])
+    assert "would switch: " in capsys.readouterr().out
     assert run(["undo", "--connect", URI, *options]) == 0
     with AttachLedger.open(path) as ledger:
         assert ledger.pending() == []

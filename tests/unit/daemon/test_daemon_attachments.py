@@ -377,6 +377,7 @@ def test_a_switch_that_cannot_be_taken_back_is_tried_more_and_more_rarely(
     assert pauses[-1] == LONGEST // 10
     assert len(begun) < 12
     assert len([e for e in errors(caplog) if "did not release" in e]) == 2
+    assert host.log.count(f"unplug {B0}") == 2, "forth, and for the first try to take it back"
     # A reload does not wait, and whatever was tried is tried by the end again.
     host.before = lambda _number: None
     host.hung = set()
@@ -540,3 +541,12 @@ def test_a_defect_in_a_pass_is_told_once_and_ends_nothing(
     assert slow.did == [NAPI, NAPI, "interrupt", "stop"]
     (told,) = errors(caplog)
     assert "please report this" in told
+
+
+def test_what_a_switch_costs_others_is_told(
+    host: FakeAttachHost, keeper: AttachKeeper, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A guest that is off and has no policy cannot start on macvtap there any more."""
+    host.add("web", ("02:00:00:00:0d:00", "p0"), running=False)
+    keeper.update(NAPI)
+    assert [m for m in caplog.messages if "web" in m and "cannot start on macvtap" in m]

@@ -66,11 +66,15 @@ def test_drain_and_scale(host: FakeAttachHost, path: Path) -> None:
     assert live(host, "b") == [(A0, "edge-in"), (A1, "edge-out")]
     with pytest.raises(VsrtuneError, match="no running member would be left"):
         do(host, path, lambda h: group_scale.drain("edge", "b", h))
+    # The queue is the device's, and may be set by a policy by now.
+    host.set_queue(next(k.index for k in host.table.values() if k.name == "edge-in"), 777)
     # The first members stay: those who come are plugged in before the others go.
     switch = do(host, path, lambda h: group_scale.scale("edge", 1, h))
     assert [str(step).split()[0] for step in switch.steps] == ["plug", "unplug"]
     assert live(host, "a") == [(A0, "edge-in"), (A1, "edge-out")]
     assert live(host, "b") == []
+    link = host.link("edge-in")
+    assert link is not None and link.queue == 777
     assert do(host, path, lambda h: group_scale.scale("edge", 1, h)).steps == ()
     # From half a group back to two guests.
     do(host, path, delete)

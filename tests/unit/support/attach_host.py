@@ -63,7 +63,8 @@ class FakeAttachHost:
     """AttachHost in memory. ``before`` and ``after`` are called around the nth change,
     n counting from 1."""
 
-    def __init__(self) -> None:
+    def __init__(self, uri: str = "qemu:///system") -> None:
+        self.uri = uri
         self.now = 0.0
         self.table: dict[int, Link] = {
             2: Link(2, "p0", "veth", mtu=1500, queue=1000, up=True),

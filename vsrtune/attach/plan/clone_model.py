@@ -25,13 +25,15 @@ class File:
 
 @dataclass(frozen=True, slots=True)
 class Clone:
-    """A guest that vsrtune made for a group, and every file that it made for it."""
+    """A guest that vsrtune made for a group, and every file that it made for it. ``uri`` names its
+    libvirt, "" in ledgers that do not tell."""
 
     group: str
     guest: str
     uuid: str
     template: str
     files: tuple[File, ...]
+    uri: str = ""
 
 
 @dataclass(frozen=True, slots=True)

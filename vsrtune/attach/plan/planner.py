@@ -261,7 +261,15 @@ def _forth(
         notes += [f"{guest.name} {mac}: {text}" for text in domain_xml.lost(found)]
     source = live or config
     assert source is not None
-    made = (o.device for o in host.origins.values() if (o.uuid, o.device.mac) == (guest.uuid, mac))
+    if live is not None and config is not None and live.lower != config.lower:
+        raise VsrtuneError(
+            f"the running guest has it on {live.lower}, its definition on {config.lower}",
+            where=f"{guest.name}: interface {mac}",
+            hint="switch one of them (--live or --config), or start the guest anew first",
+        )
+    as_before = (guest.uuid, mac, source.lower)
+    made = (o.device for o in host.origins.values()
+            if (o.uuid, o.device.mac, o.device.lower) == as_before)  # fmt: skip
     device = next(made, None)  # the same as before if it was made already
     if device is None:
         lower = host.links.get(source.lower)

@@ -168,7 +168,7 @@ class Origin:
     group that owns the device; there is then one Origin for each member, and ``queue`` is the
     txqueuelen of the device that this member had. Devices of a multistage router have a
     ``stage``. A device on which others of ours stand has no guest (""), and stays while one of
-    those does."""
+    those does. ``uri`` names the libvirt whose guest it is, "" in ledgers that do not tell."""
 
     device: MadeDevice
     guest: str
@@ -179,6 +179,7 @@ class Origin:
     group: str = ""
     queue: int | None = None
     stage: Stage | None = None
+    uri: str = ""
 
     @property
     def outside(self) -> str:
