@@ -109,6 +109,12 @@ def test_upgraded_under_a_running_daemon_removed_and_purged(
     assert "handing over" in log
     assert "adopted" in log
 
+    # What the daemon keeps at its end, in a journal of its own, is put back all the same.
+    settings = "VSRTUNE_ON_STOP=keep\nVSRTUNE_JOURNAL=/var/lib/vsrtune/other.jsonl\n"
+    Path("/etc/default/vsrtune").write_text(settings)
+    labhelp.sh("systemctl", "restart", "vsrtune")
+    for guest in guests:
+        assert labhelp.untuned_lines(guest, tuned) == []
     apt("remove", "vsrtune")
     for guest in guests:
         for tid in guest.data_plane():

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -293,6 +294,40 @@ def test_a_router_that_hides_keeps_no_realtime_class(
         assert {tid: labhelp.mask(tid) for tid in masks} == masks
         assert untuned(others, tuned) == []
     labhelp.wait_for(lambda: untuned([hiding], tuned) == [], "tuned once it is seen again", 180)
+
+
+def test_a_cgroup_of_a_users_own_in_the_form_of_two_lines(
+    tuned: set[int], guests: list[LabGuest], libvirt_guest: LabGuest, strangers: Strangers
+) -> None:
+    """Its name holds what many take for the end of a line, and then the scope of a router."""
+    text = Path(f"/proc/{libvirt_guest.pid}/cgroup").read_text()
+    scope = text.strip().removeprefix("0::/").partition(".scope")[0] + ".scope"
+    home = Path("/sys/fs/cgroup/strangers")
+    place = home / "x\v0::" / scope
+    place.mkdir(parents=True)
+    labhelp.sh("chown", "-R", "nobody", str(home))
+    named = ("-name", f"guest={libvirt_guest.name},debug-threads=on")
+    strangers.come_as_qemu(*named, "-object", "secret,id=masterKey0,data=x")
+    (pid,) = {
+        int(Path(f"/proc/{tid}/status").read_text().partition("Tgid:\t")[2].split()[0])
+        for tid in strangers.threads()
+    }
+    (place / "cgroup.procs").write_text(str(pid))
+    try:
+        first, _ = passes()
+        labhelp.wait_for(lambda: passes()[0] >= first + 3, "three more passes", 150)
+        shown = labhelp.show()
+        assert pid in {s["pid"] for s in shown["strangers"]}
+        assert pid not in {g["pid"] for g in shown["guests"]}
+        assert untuned(guests, tuned) == []
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        for path in (place, *place.parents):
+            if home in (path, *path.parents):
+                labhelp.wait_for(
+                    lambda path=path: labhelp.sh("rmdir", str(path), check=False).returncode == 0,
+                    f"{path} is gone",
+                )
 
 
 @labhelp.core("bookworm")
