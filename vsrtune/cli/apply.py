@@ -292,6 +292,7 @@ def undo(as_json: bool, dry_run: bool, places: StatePlaces) -> int:
                 if opened is None:
                     opened = stack.enter_context(Journal.open(places.journal, boot))
                 executor.adopt_brought(snapshot, snapshot.guests, opened)
+            _check_confirmed(snapshot, places.uri)
         if opened is None or not (opened.entries() or opened.steps):
             if as_json:
                 _print_json(Result())
@@ -358,17 +359,21 @@ def _switch(policies: Sequence[Policy], places: StatePlaces, *, quiet: bool = Fa
 
 
 def _with_libvirt_guests(uri: str) -> Snapshot | None:
-    """A snapshot of this host; None when no libvirt guest runs on it. Raises ObserveError when
-    libvirt could not be asked."""
+    """A snapshot of this host; None when no libvirt guest runs on it."""
     if not any(process.by_libvirt for process in ProcessTable().scan(LiveRoot()).qemus):
         return None
-    snapshot = observe(None, uri, 0.0)
-    for problem in snapshot.problems:
-        if problem.reader == "libvirt":
-            raise ObserveError(
-                problem.what, where=uri, hint="systemctl status libvirtd virtqemud; --connect URI"
-            )
-    return snapshot
+    return observe(None, uri, 0.0)
+
+
+def _check_confirmed(snapshot: Snapshot | None, uri: str) -> None:
+    """Raise ObserveError when libvirt did not answer for a guest."""
+    silent = [g.ref for g in (snapshot.guests if snapshot is not None else ()) if g.unconfirmed]
+    if silent:
+        raise ObserveError(
+            f"libvirt does not answer for {', '.join(silent)}",
+            where=uri,
+            hint="systemctl status libvirtd virtqemud; --connect names another one",
+        )
 
 
 def _preview_undo(places: StatePlaces, boot: str, as_json: bool) -> int:
@@ -377,6 +382,7 @@ def _preview_undo(places: StatePlaces, boot: str, as_json: bool) -> int:
     snapshot = None
     with _noted("pins that guests have brought along may stay", codes):
         snapshot = _with_libvirt_guests(places.uri)
+        _check_confirmed(snapshot, places.uri)
     known = read_entries(places.journal, boot)
     if snapshot is not None:
         known = (*known, *brought_pins.entries(snapshot.guests, snapshot.host, known))
@@ -391,7 +397,7 @@ def _preview_undo(places: StatePlaces, boot: str, as_json: bool) -> int:
         print_json(would)
         return min(codes, default=ExitCode.DONE)
     for batch in switches:
-        say(f"would switch: {', '.join(batch.guests)} to {batch.to}")
+        say(f"would switch: {', '.join(batch.guests) or 'devices'} to {batch.to} ({batch.reason})")
     for action in actions:
         say(f"would restore: {tables.action_line(action)}")
     say(f"{len(actions)} settings would be restored.")

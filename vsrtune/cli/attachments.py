@@ -31,6 +31,8 @@ from vsrtune.policy.matching import assign
 from vsrtune.policy.model import Policy
 from vsrtune.views.tables import Table
 
+_TAKEN_BACK = "an interrupted switch is taken back"
+
 
 def wanted(
     host: AttachHostState, origins: Sequence[Origin], policies: Sequence[Policy]
@@ -83,7 +85,17 @@ def _interrupted(ledger: Path) -> Batch | None:
     guests |= {card.guest: None for step in plugs for card in step.cards}
     direct = any(nic(c.xml).kind == "direct" for step in plugs if not step.on for c in step.cards)
     to = Attachment.MACVTAP if direct or not plugs else Attachment.NAPI_MACVLAN
-    return Batch(tuple(guests), to, "an interrupted switch is taken back")
+    return Batch(tuple(guests), to, _TAKEN_BACK)
+
+
+def lines(found: Sequence[Batch]) -> list[str]:
+    """What is not as it is to be, a line for each batch."""
+    return [
+        f"{', '.join(b.guests) or 'devices'}: {_TAKEN_BACK}"
+        if b.reason == _TAKEN_BACK
+        else f"{', '.join(b.guests)}: not on {b.to}"
+        for b in found
+    ]
 
 
 def carry_out(

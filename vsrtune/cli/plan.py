@@ -29,7 +29,6 @@ from vsrtune.core.exit_codes import ExitCode
 from vsrtune.core.text import counted
 from vsrtune.model.plan import Plan, plan_text
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.model.targets import HOST_REF
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.policy.matching import assign, no_guest
 from vsrtune.policy.model import Policy
@@ -126,11 +125,12 @@ def verify(
     shown, made = _only(snapshot, made, guests)
     found = _attachments(policies, root, shown, places)
     lines = tables.drift_lines(made.actions, made.skipped)
-    lines += [f"{', '.join(batch.guests)}: not on {batch.to}" for batch in found]
+    lines += attachments.lines(found)
     refused = [f"{r.guest}: refused ({r.policy}): {r.reason}" for r in made.refusals]
     assignment = assign(shown.guests, policies)
     idle = [] if guests else [no_guest(policy) for policy in assignment.unmatched]
     empty = [f"{g.ref}: {tables.EMPTY} ({p.path})" for g, p in assignment.pairs if not p.asks]
+    vain = [f"{s.guest}: {s.subject}: {s.reason}" for s in made.skipped if s.vain]
     missing = unread(snapshot, policies)
     compared = len(assignment.pairs) > len(empty) or bool(lines or refused or missing)
     code = (
@@ -143,6 +143,7 @@ def verify(
             "differs": lines,
             "refused": refused,
             "idle": [*idle, *empty],
+            "cannot_be_made": vain,
             "unread": [str(problem) for problem in missing],
         }
         print_json(told)
@@ -158,9 +159,8 @@ def verify(
         why = "no policy sets anything of a guest that runs" if policies else "there is no policy"
         say(f"vsrtune: nothing was compared: {why}", err=True)
     if code is ExitCode.DONE:
-        vain = [s for s in made.skipped if s.guest != HOST_REF and tables.asked_in_vain(s)]
-        for one in vain:
-            say(f"left alone: {one.guest}: {one.subject}: {one.reason}", wide=wide)
+        for line in vain:
+            say(f"left alone: {line}", wide=wide)
         but = f", but for {counted(len(vain), 'setting')} that cannot be made" if vain else ""
         say(f"no drift: the host is as the policies say{but}")
     return code

@@ -137,7 +137,9 @@ def init(
             where=str(output),
             hint="change it, or name a new one",
         ) from None
-    say(f"{output}: written; next: vsrtune plan")
+    read = _would_be_read(output, policy_dirs)
+    move = "" if read else f"move it to {policy_dirs[-1]}, under a name that ends in .yaml, then "
+    say(f"{output}: written; next: {move}vsrtune plan")
     return ExitCode.DONE
 
 

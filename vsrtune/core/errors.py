@@ -89,8 +89,13 @@ class LateError(BusyError):
     """libvirt kept a pin waiting, and gave up after half a minute."""
 
 
+class SilentJobError(BusyError):
+    """libvirt did not say in time whether it has a job on the guest."""
+
+
 class UntriedError(BusyError):
-    """A pin was not tried, because libvirt has kept the pin of another guest waiting."""
+    """A pin was not tried, because libvirt has kept the pin of another guest waiting, or did not
+    say in time whether it has a job on two others."""
 
 
 class VanishedError(WriteError):

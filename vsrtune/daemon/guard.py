@@ -275,9 +275,11 @@ class StandstillGuard(Sampler):
             return
         undone = {ref for ref, level in levels.items() if level is StepLevel.UNDONE}
         ours = [g for g in state.guests if g.policy and g.ref not in undone]
+        # Nothing is planned for a guest that libvirt keeps waiting: as for one that is refused.
+        waiting = {g.ref for g in state.snapshot.guests if g.waits}
         tuned = {
             g.ref for g in ours if not g.refused and (g.tuned or g.pending or g.step is not None)
-        }
+        } - waiting
         # One that differs from its policy, or is refused by now, keeps the classes that it has.
         others = {g.ref for g in ours} - tuned
         shared = shared_devices(state.snapshot.guests)

@@ -34,6 +34,7 @@ from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
 from vsrtune.execute.vanished import forget
 from vsrtune.model.daemon_state import DaemonState, GuestState, PlanState, Unmade
+from vsrtune.model.journal_records import undo_action, undo_order
 from vsrtune.model.plan import Action, Culprit, Place, Plan
 from vsrtune.model.snapshot import Snapshot, SnapshotSlice
 from vsrtune.model.stepdown import UNTIL, Step, StepLevel, Steps
@@ -47,6 +48,7 @@ from vsrtune.plan.incremental import Whole, plan_alone
 from vsrtune.plan.interrupts import refused
 from vsrtune.plan.phases import moves_work
 from vsrtune.plan.safety.projection import project_actions
+from vsrtune.plan.safety.starvation import unguarded
 from vsrtune.policy.lowering import next_level
 from vsrtune.policy.matching import assign, policies_of
 from vsrtune.policy.model import WITHOUT_LIBVIRT, Policy
@@ -102,6 +104,8 @@ class Reconciler:
         self._waiting: Counter[str] = Counter()
         # Guests that are stepped down, even where the journal could not record it.
         self._steps: Steps = journal.steps
+        # The policy that each of them had when it was named by one alone.
+        self._stepped: dict[str, Policy] = {}
         # Guests on which a reload overrules what was set by hand, until a pass has done so. A pin
         # that an operator sets after that pass is held again.
         self._overruled: frozenset[str] = frozenset()
@@ -145,8 +149,10 @@ class Reconciler:
         def changed(ref: str) -> bool:
             if ref not in guests:
                 return policies != self.policies
-            after = policies_of(guests[ref], policies)
-            return len(after) == 1 and after[0] not in policies_of(guests[ref], self.policies)
+            before, after = (policies_of(guests[ref], p) for p in (self.policies, policies))
+            if len(before) == 1:
+                self._stepped[ref] = before[0]
+            return len(after) == 1 and after[0] != self._stepped.get(ref)
 
         self.forget_steps([ref for ref in self._steps if changed(ref)])
         self.policies = policies
@@ -305,6 +311,7 @@ class Reconciler:
         snapshot = self.state.snapshot
         if snapshot is None:
             return
+        undone = self._steps[guest].level is StepLevel.UNDONE
         alone = SnapshotSlice.of(snapshot, frozenset([guest]))
         applied = self._journal.applied(alone.names)
         try:
@@ -314,6 +321,10 @@ class Reconciler:
                 for a in plan.actions
                 if a.target.guest == guest and isinstance(a.target, ThreadSched)
             )
+            # No plan is made for a guest that is refused, or that libvirt keeps waiting.
+            loose = unguarded(alone.alone(), applied, frozenset([guest])) if undone else frozenset()
+            back = undo_order(e for e in self._journal.entries(alone.names) if e.target in loose)
+            classes += tuple(replace(undo_action(entry), release=True) for entry in back)
             result = executor.apply(Plan(actions=classes), self._ops, self._journal)
         except VsrtuneError as error:
             LOGGER.error(
@@ -336,6 +347,8 @@ class Reconciler:
 
     def _note_step(self, guest: str, step: Step | None) -> None:
         steps = {ref: s for ref, s in self._steps.items() if ref != guest}
+        if step is None:
+            self._stepped.pop(guest, None)
         self._steps = steps if step is None else {**steps, guest: step}
         self._whole = None
         try:

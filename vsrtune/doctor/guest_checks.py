@@ -250,7 +250,7 @@ def realtime(case: Case) -> Iterable[Finding]:
                 yield error(
                     f"{guest.ref}: {label(thread)} is realtime and may run on interrupt CPU "
                     f"{thread.affinity & irq}, where it starves packet reception",
-                    "ask for its CPUs in the policy (cpus: auto)",
+                    f"ask for its CPUs in the policy (cpus: {{{thread.role.value}: auto}})",
                     evidence,
                 )
             elif len(thread.affinity) > 1 and online - irq <= thread.affinity:

@@ -203,7 +203,6 @@ def _apply(plan: Plan, ops: LiveSysOps, journal: Journal, unmoved: Target | None
             original = inherited(target, now, journal) if entry is None else None
             if action.enforced:
                 original = action.after if entry is None else entry.original
-            if original is not None:
                 named.add(target)
             journal.ensure(action)
             _change(action, ops, journal, original)
@@ -332,6 +331,7 @@ def _restore_round(
             except WriteError as error:
                 tally.failed.append((action, error))
         except JournalError as error:
+            tally.failed.append((action, error))
             unrecorded = error
     if unrecorded is not None:
         raise unrecorded
@@ -574,7 +574,7 @@ def _resolve_all(
             _resolve(entry, action, ops, journal, tally)
         except VanishedError:
             _vanished(entry.target, ops, journal, tally)
-        except WriteError as error:
+        except (WriteError, JournalError) as error:
             tally.failed.append((action, error))
 
 

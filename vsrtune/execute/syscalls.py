@@ -12,8 +12,8 @@ meanwhile. Both calls are idempotent, so the second try is safe.
 libvirtd has to answer a call within a time limit before each pin, so a silent libvirtd does not
 keep the pin waiting. libvirt keeps a pin waiting for up to 30 s while it has a job on the domain
 that takes no changes: a live migration, a snapshot with memory, a dump. The domain runs meanwhile,
-so its state does not show the job. Each pin therefore asks libvirt for such a job first. Where
-even that waits, because a client holds the job, it ends in LateError.
+so its state does not show the job. Each pin therefore asks libvirt for such a job first, with a
+time limit of its own, because a client may hold the job, and QEMU has to tell of a backup.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from vsrtune.core.errors import (
     BusyError,
     Lasting,
     LateError,
+    SilentJobError,
     VanishedError,
     VsrtuneError,
     WriteError,
@@ -102,7 +103,7 @@ class LibvirtPins:
         try:
             self._kept.call(lambda c: _check_job(c.lookupByUUIDString(uuid), where), _JOB_SECONDS)
         except TimeoutError:
-            raise BusyError(
+            raise SilentJobError(
                 f"libvirt does not say in {_JOB_SECONDS:g} s whether it has a job on the domain",
                 where=where,
                 hint=f"see: virsh domjobinfo; {_LATER}",

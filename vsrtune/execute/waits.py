@@ -15,6 +15,7 @@ from vsrtune.core.errors import (
     BusyError,
     Lasting,
     LateError,
+    SilentJobError,
     UntriedError,
     VanishedError,
     VsrtuneError,
@@ -72,9 +73,12 @@ def check(back: Action, failed: Failed, ops: LiveSysOps, stays: Iterable[Action]
 
 def check_busy(target: Target, failed: Failed) -> None:
     """Raise BusyError for a pin of a guest if libvirt was busy at another of its pins a moment
-    ago, UntriedError if libvirt kept the pin of another guest waiting."""
+    ago, UntriedError if libvirt kept the pin of another guest waiting. One guest of whose job
+    libvirt says nothing has a QEMU that is silent; of a second it is libvirt."""
     if not isinstance(target, VcpuPin | EmulatorPin):
         return
+    failed = tuple(failed)
+    silent = {action.target.guest for action, error in failed if _is(error, SilentJobError)}
     for action, error in failed:
         if _is(error, BusyError) and action.target.guest == target.guest:
             raise BusyError(
@@ -83,7 +87,7 @@ def check_busy(target: Target, failed: Failed) -> None:
                 hint="tried again with it",
                 lasting=Lasting.TRANSIENT,
             )
-        if _is(error, LateError):
+        if _is(error, LateError) or (len(silent) > 1 and target.guest not in silent):
             raise UntriedError(
                 f"not tried, because libvirt has kept {action.target} waiting",
                 where=str(target),

@@ -3,11 +3,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import NamedTuple
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.host.filesystem import HostRoot
+from vsrtune.host.filesystem import HostRoot, text_of
 from vsrtune.model.guest import Sched, ThreadKey
 
 # USER_HZ, the unit of start times and CPU times in /proc, is 100 on every
@@ -230,6 +231,16 @@ def read_links(root: HostRoot, pid: int, most: int | None = MOST_DESCRIPTORS) ->
         except OSError:
             continue
     return links
+
+
+def is_open(root: HostRoot, pid: int, number: int) -> bool:
+    """Whether a descriptor is of an opened file: O_PATH takes no right on it. True where its fdinfo
+    cannot be read, as of old recordings."""
+    for line in (text_of(root, f"/proc/{pid}/fdinfo/{number}") or "").split("\n"):
+        key, _, value = line.partition(":")
+        if key == "flags":
+            return not int(value, 8) & os.O_PATH
+    return True
 
 
 def parse_fdinfo_iff(text: str) -> str:

@@ -62,7 +62,7 @@ class Skipped:
     """A setting that the plan leaves as it is, and why. ``held``: an operator changed it after
     vsrtune, so it is drift although nothing will be written. ``pending``: the kernel accepts it
     only once its thread has run, or libvirt once it is done with the guest. ``stepped``: the guard
-    took it from the guest (stepdown)."""
+    took it from the guest (stepdown). ``vain``: the policy asks for it, and it cannot be made."""
 
     guest: str
     subject: str
@@ -70,6 +70,7 @@ class Skipped:
     held: bool = False
     pending: bool = False
     stepped: bool = False
+    vain: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -254,14 +254,19 @@ class GuestReader:
 
     def _kernel_workers(self, threads: Sequence[RawThread]) -> list[RawThread]:
         tids = (
-            (tid, owner.key.tid)
+            (tid, owner.key)
             for owner in threads
             for tid in self.processes.workers.get(owner.key.tid, ())
         )
         found = []
         for tid, owner in islice(tids, MOST_THREADS):
             worker = read_thread(self.root, tid, tid)
-            if worker is not None and worker_owner(worker.name) == owner:
+            # One that is older is of a process that had the number before, and may live on.
+            if (
+                worker is not None
+                and worker_owner(worker.name) == owner.tid
+                and worker.key.start_time >= owner.start_time
+            ):
                 found.append(worker)
         return found
 

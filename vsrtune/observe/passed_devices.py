@@ -9,6 +9,7 @@ from contextlib import suppress
 
 from vsrtune.host.filesystem import HostRoot, device_number, text_of
 from vsrtune.host.interrupts import joined, read_irqs
+from vsrtune.host.procfs import is_open
 from vsrtune.model.guest import PassedDevice
 
 GROUP_FD = re.compile(r"/dev/vfio/(\d{1,9})", re.ASCII)
@@ -30,7 +31,8 @@ def passed_devices(root: HostRoot, pid: int, links: Mapping[int, str]) -> tuple[
         if match is None or match[1] in groups:
             continue
         with suppress(OSError):
-            if _is_group(root, f"/proc/{pid}/fd/{number}", match[1]):
+            group = _is_group(root, f"/proc/{pid}/fd/{number}", match[1])
+            if group and is_open(root, pid, number):
                 groups.add(match[1])
                 names = root.listdir(f"/sys/kernel/iommu_groups/{match[1]}/devices")
                 found += [passed_device(root, name) for name in names if _by_vfio(root, name)]

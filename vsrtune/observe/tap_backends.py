@@ -12,7 +12,14 @@ from dataclasses import dataclass
 
 from vsrtune.host.filesystem import HostRoot, device_number, text_of
 from vsrtune.host.netdev import Device, NetReader
-from vsrtune.host.procfs import RawThread, napi_device, parse_fdinfo_iff, read_links, read_thread
+from vsrtune.host.procfs import (
+    RawThread,
+    is_open,
+    napi_device,
+    parse_fdinfo_iff,
+    read_links,
+    read_thread,
+)
 from vsrtune.model.domain_xml import DomainNic
 from vsrtune.model.guest import Confidence, Interface, PassedDevice
 from vsrtune.model.host import NicThread
@@ -70,7 +77,8 @@ def read_descriptors(root: HostRoot, net: NetReader, process: QemuProcess) -> De
         device: str | None = None
         macvtap = MACVTAP_FD.fullmatch(link)
         if macvtap is not None:
-            device = net.by_ifindex(int(macvtap[1]))
+            opened = is_open(root, pid, number)
+            device = net.by_ifindex(int(macvtap[1])) if opened else None
         elif link == TUN_FD:
             try:
                 device = parse_fdinfo_iff(root.read(f"/proc/{pid}/fdinfo/{number}"))

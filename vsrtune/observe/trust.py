@@ -37,6 +37,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from vsrtune.core.errors import ObserveError
+from vsrtune.host import kubevirt
 from vsrtune.host.cgroupfs import MOUNT, libvirt_role
 from vsrtune.host.filesystem import FileStat, HostRoot
 from vsrtune.host.kubevirt import container_of, machine_in
@@ -113,6 +114,7 @@ class Judge:
         self._users = users
         self._earlier = earlier
         self._problems: dict[str, str] = {}
+        self._machines: dict[kubevirt.Container, tuple[str, str]] = {}
 
     def decide(self, pid: int, start_time: int, exe: str) -> Decision:
         """The decision on the process whose /proc/PID/exe points to ``exe``, as far as it can
@@ -148,6 +150,12 @@ class Judge:
         container = next((c for c in found if c is not None), None)
         if container is None:
             return "", ""
+        # A pod chooses how many processes it has, and how large its configuration is.
+        if container not in self._machines:
+            self._machines[container] = self._machine_in(container)
+        return self._machines[container]
+
+    def _machine_in(self, container: kubevirt.Container) -> tuple[str, str]:
         problem = self.path_problem(container.config)
         if not problem:
             try:

@@ -95,7 +95,8 @@ def _pin(
     subject = f"{label(pin.thread)} CPUs"
     pick = chosen.get(pin.thread.key)
     if pick is None:
-        draft.skip(requirements.guest.ref, subject, "its cgroup allows no housekeeping CPU")
+        why = "its cgroup allows no housekeeping CPU"
+        draft.skip(requirements.guest.ref, subject, why, vain=True)
         return
     if pin.thread.affinity == pick.cpus:
         why = f" ({pick.why})" if requirements.policy.placement is not None and pick.why else ""
@@ -142,7 +143,9 @@ def _scheduling(
         if why_not is None and any(m.thread == thread for d in found.later for m in d.members):
             waits = "pending: its guest's workers leave the emulator's cgroup first; retried"
         if why_not is not None or waits is not None:
-            draft.skip(ref, f"{name} scheduling", why_not or waits or "", pending=why_not is None)
+            later = why_not is None
+            why = why_not or waits or ""
+            draft.skip(ref, f"{name} scheduling", why, pending=later, vain=not later)
             continue
         action = Action.of(target, thread.sched, rule.sched, reason)
         if lowers(thread.sched, rule.sched):
@@ -169,6 +172,8 @@ def _interrupts(
         name = f"{device.address} interrupts"
         if cpus_for(policy, Role.VCPU) is None:
             draft.skip(guest.ref, name, "the policy gives no CPUs to the vcpus that they wake")
+        elif guest.source == "kubevirt":
+            draft.skip(guest.ref, name, "its devices are its pod's")
         elif not device.irqs:
             draft.skip(guest.ref, name, "the guest has not enabled any")
         elif vcpus:
@@ -283,7 +288,7 @@ def want_number(
     target = cast(Target, setting(ref, interface.target, interface.ifindex))
     draft.desired.add(target)
     if now is None:
-        draft.skip(ref, subject, "the device has no such attribute")
+        draft.skip(ref, subject, "the device has no such attribute", vain=True)
     elif owner != ref:
         what = f"its {name}" if name else "the setting"
         draft.skip(ref, subject, f"the device is shared, {what} goes with {owner}")

@@ -31,7 +31,6 @@ from vsrtune.model.targets import (
     Partition,
     PartitionState,
     Pin,
-    QueueCpus,
     RealtimeLimit,
     Target,
     ThreadAffinity,
@@ -48,7 +47,7 @@ from vsrtune.plan.drift import NO_MEMORY, Memory
 from vsrtune.plan.planner import Inputs, Judged, checked, judge
 from vsrtune.plan.safety.invariants import PlanError
 from vsrtune.plan.safety.projection import project_actions
-from vsrtune.plan.safety.starvation import unguarded
+from vsrtune.plan.safety.starvation import unguarded, unwatched
 from vsrtune.policy.matching import policies_of
 from vsrtune.policy.model import Policy
 
@@ -97,7 +96,7 @@ def plan_with_releases(
         t for t in brought_pins.brought(entries) & written.keys() if t.guest not in waiting
     )
     adrift = _adrift(snapshot, written, memory.for_verify)
-    unseen = unguarded(snapshot, written, steps)
+    unseen = unguarded(snapshot, written, unwatched(snapshot.guests, policies, steps))
     why = {
         **dict.fromkeys(came, brought_pins.REASON),
         **dict.fromkeys(unseen, UNSEEN),
@@ -236,8 +235,8 @@ def _released(inputs: Inputs, judged: Judged, adrift: Collection[Target]) -> fro
     def hidden(target: Target) -> bool:
         # Many NICs that are down show no interrupts; while a policy asks for such settings, they
         # keep theirs. What is gone for good is forgotten elsewhere.
-        work = isinstance(target, IrqAffinity | QueueCpus) and target.guest == HOST_REF
-        return work and bool(judged.movers) and present.value(target) is None
+        of_host = isinstance(target, IrqAffinity) and target.guest == HOST_REF
+        return of_host and bool(judged.movers) and present.value(target) is None
 
     out = {
         t

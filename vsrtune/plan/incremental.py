@@ -33,7 +33,7 @@ from vsrtune.plan.phases import Draft
 from vsrtune.plan.placement.costs import Chosen
 from vsrtune.plan.requirements import Context, Requirements, requirements_of
 from vsrtune.plan.safety import invariants
-from vsrtune.plan.safety.starvation import unguarded
+from vsrtune.plan.safety.starvation import unguarded, unwatched
 from vsrtune.policy.matching import assign
 from vsrtune.policy.model import Policy, host_keys
 
@@ -119,7 +119,7 @@ def plan_alone(
     complete = {g.ref for g in guests if not g.waits}
     if any(t.guest in complete and t not in desired for t in written):
         return None
-    if unguarded(snapshot, written, steps):
+    if unguarded(snapshot, written, unwatched(guests, policies, steps)):
         return None
     # CPUs that the others' policies name by hand count; where the others are served is unchanged.
     heeded = {g.ref: whole.heeded[g.ref] for g in guests if g.ref in whole.heeded}

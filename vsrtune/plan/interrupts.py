@@ -16,7 +16,7 @@ of any guest asks for them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from vsrtune.core.cpuset import CpuSet
@@ -31,6 +31,7 @@ from vsrtune.model.targets import (
     QueueCpus,
     Target,
     ThreadAffinity,
+    pinned_cpus,
     queue_file,
 )
 from vsrtune.plan.interrupt_cpus import (
@@ -41,7 +42,7 @@ from vsrtune.plan.interrupt_cpus import (
     napi_threads,
     queue_irqs,
 )
-from vsrtune.plan.phases import Draft, Phase, moves_work
+from vsrtune.plan.phases import Draft, Phase
 from vsrtune.plan.requirements import Context, Requirements, label, refusal
 from vsrtune.policy.model import IRQ_KEYS, Policy, irq_lists
 from vsrtune.policy.yaml_reader import KeyPath, dotted
@@ -115,7 +116,8 @@ def build(context: Context, per_guest: Sequence[Requirements], draft: Draft) -> 
             continue
         moves = _moves(host, requirements.guest, policy)
         if not moves:
-            draft.skip(requirements.guest.ref, "interrupts", "the guest has no lower device")
+            why = "the guest has no lower device"
+            draft.skip(requirements.guest.ref, "interrupts", why, vain=True)
         steered = _steered(host, requirements.guest)
         for nic, keys, cpus in moves:
             if nic.name not in done:
@@ -174,11 +176,11 @@ def irqbalance_bans(irqbalance: Competitor, nics: Iterable[Nic]) -> str:
 
 
 def onto_realtime(
-    result: Snapshot, per_guest: Sequence[Requirements], actions: Iterable[Action]
+    host: Host, result: Snapshot, per_guest: Sequence[Requirements], actions: Iterable[Action]
 ) -> list[Refusal]:
-    """Refusals of guests whose interrupts the plan moves to a CPU that a guest's realtime thread
-    has, if that guest is not planned for: it keeps its settings. ``result`` is the snapshot as the
-    plan leaves it."""
+    """Refusals of guests whose interrupts ``actions`` move to a CPU that a guest's realtime thread
+    has, if that guest is not planned for: it keeps its settings. ``host`` is as it is now,
+    ``result`` the snapshot as the plan leaves it."""
     managed = {w.guest.ref for w in per_guest}
     theirs = [
         (guest.ref, thread)
@@ -187,27 +189,44 @@ def onto_realtime(
         for thread in guest.threads
         if thread.role in DATA_PLANE and thread.sched.cls in TIMED
     ]
+    if not theirs:
+        return []
+    served: dict[Target, CpuSet] = {
+        irq_target(irq): irq.effective for nic in host.nics for irq in nic.irqs
+    }
+    movers: dict[Target, list[Requirements]] = {}
+    for w in per_guest:
+        for nic, _, _ in _moves(host, w.guest, w.policy):
+            for target in _targets(nic):
+                movers.setdefault(target, []).append(w)
     out: dict[str, Refusal] = {}
-    for action in actions if theirs else ():
-        before, after = action.before, action.after
-        if action.release or not moves_work(action.target) or not isinstance(after, CpuSet):
+    for action in actions:
+        target, after = action.target, action.after
+        if action.release or target not in movers or not isinstance(after, CpuSet):
             continue
-        was = before if isinstance(before, CpuSet) else CpuSet()
+        # A mask may name CPUs on which nothing is served.
+        was = served.get(target) or pinned_cpus(action.before) or CpuSet()
         for ref, thread in theirs:
             both = after & thread.affinity
-            # One that may run anywhere, or where the interrupts were already, fares no worse.
+            # One that may run anywhere, or where the work was done already, fares no worse.
             if not both or was & thread.affinity or result.host.online <= thread.affinity:
                 continue
-            subject = str(action.target).removeprefix(f"{HOST_REF}: ")
+            subject = str(target).removeprefix(f"{HOST_REF}: ")
             reason = (
-                f"{subject} would move to CPU {both}, which {label(thread)} of {ref} "
-                f"has with {thread.sched}"
+                f"{subject} would move to CPU {both}, which {label(thread)} of {ref} has with "
+                f"{thread.sched}"
             )
             hint = "choose other interrupt CPUs, or give that guest a policy for others"
-            for w in per_guest:
-                if w.policy.moves_irqs and any(cpus & both for _, cpus in irq_lists(w.policy)):
-                    out.setdefault(w.guest.ref, w.refusal(IRQ_KEYS, reason, hint))
+            for w in movers[target]:
+                out.setdefault(w.guest.ref, w.refusal(IRQ_KEYS, reason, hint))
     return list(out.values())
+
+
+def _targets(nic: Nic) -> Iterator[Target]:
+    """What says where the work of a device is done."""
+    yield from map(irq_target, nic.irqs)
+    yield from (queue_target(nic, queue) for queue in nic.queues)
+    yield from map(thread_target, napi_threads(nic))
 
 
 def refused(actions: Iterable[tuple[Action, object]]) -> tuple[tuple[int, str], ...]:
@@ -261,8 +280,8 @@ class _Device:
             self._queues(name, [q for q in self.nic.queues if q.name.startswith(kind)])
         self._threads()
 
-    def _skip(self, what: str, why: str) -> None:
-        self.draft.skip(HOST_REF, f"{self.nic.name} {what}", why)
+    def _skip(self, what: str, why: str, *, vain: bool = False) -> None:
+        self.draft.skip(HOST_REF, f"{self.nic.name} {what}", why, vain=vain)
 
     def _desire(self, target: IrqAffinity | QueueCpus | ThreadAffinity, before: CpuSet) -> bool:
         """Plan a setting; True when it is as desired already."""
@@ -285,10 +304,11 @@ class _Device:
                 what,
                 f"kernel-managed, the kernel refused to move it; served on CPU {irq.effective}: "
                 + MANAGED_HINT,
+                vain=True,
             )
             return
         if irq.shared:
-            self._skip(what, "other devices share it; give the device MSI interrupts")
+            self._skip(what, "other devices share it; give the device MSI interrupts", vain=True)
             return
         if self._desire(irq_target(irq), irq.affinity):
             waits = f", served on CPU {irq.effective} until it fires next"
@@ -326,6 +346,7 @@ class _Device:
                 "NAPI threads",
                 f"threads {names} have its name, more than it has queues: which are its own "
                 "is not known",
+                vain=True,
             )
             return
         for thread in nic.napi:

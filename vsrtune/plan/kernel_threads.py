@@ -206,7 +206,7 @@ def build_timeslice(context: Context, per_guest: Sequence[Requirements], draft: 
 
 def _by_hand(draft: Draft, subject: str, value: str) -> None:
     reason = f"it cannot be set here: sysctl kernel.{value} on the host"
-    draft.skip(HOST_REF, subject, reason)
+    draft.skip(HOST_REF, subject, reason, vain=True)
 
 
 _LIMIT = "limit of realtime threads"

@@ -110,9 +110,11 @@ class Draft:
         """All actions in the order of the phases."""
         return tuple(action for _, action in sorted(self._added, key=lambda added: added[0]))
 
-    def skip(self, guest: str, subject: str, reason: str, *, pending: bool = False) -> None:
+    def skip(
+        self, guest: str, subject: str, reason: str, *, pending: bool = False, vain: bool = False
+    ) -> None:
         """Record a setting that is left as it is."""
-        self.skipped.append(Skipped(guest, subject, reason, pending=pending))
+        self.skipped.append(Skipped(guest, subject, reason, pending=pending, vain=vain))
 
     def leave(self, guest: str, subject: str, drift: Drift) -> None:
         """Record a setting that somebody has changed and that is not put back."""

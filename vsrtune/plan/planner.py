@@ -444,7 +444,12 @@ def _judge(ordered: Ordered) -> Judged:
     still = tuple(standstill.standstills(result, managed, made.accepted))
     refused = (
         *standstill.refusals(still, per_guest),
-        *interrupts.onto_realtime(result, per_guest, made.actions),
+        *interrupts.onto_realtime(
+            inputs.snapshot.host,
+            result,
+            per_guest,
+            [a for a in made.actions if inputs.applied.get(a.target) != a.after],
+        ),
     )
     if refused:
         return Judged(made, ordered.desired, None, movers, {}, refused)

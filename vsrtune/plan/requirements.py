@@ -182,13 +182,13 @@ class Requirements:
         """Add a refusal."""
         self.refusals.append(self.refusal(keys, reason, hint))
 
-    def skip(self, subject: str, reason: str, held: bool = False) -> None:
+    def skip(self, subject: str, reason: str, *, held: bool = False, vain: bool = False) -> None:
         """Add a setting that is left as it is."""
-        self.skipped.append(Skipped(self.guest.ref, subject, reason, held))
+        self.skipped.append(Skipped(self.guest.ref, subject, reason, held, vain=vain))
 
-    def leave(self, thread: Thread, reason: str, held: bool = False) -> None:
+    def leave(self, thread: Thread, reason: str, *, held: bool = False, vain: bool = True) -> None:
         """Leave the CPUs of a thread as they are."""
-        self.skip(f"{label(thread)} CPUs", reason, held)
+        self.skip(f"{label(thread)} CPUs", reason, held=held, vain=vain)
 
 
 def refusal(guest: Guest, policy: Policy, keys: KeyPath, reason: str, hint: str) -> Refusal:
@@ -364,7 +364,7 @@ def _device_keys(out: Requirements, role: Role) -> _Named:
             named[interface.target, queue] = (key, cpus)
             if role is Role.NAPI and interface.kind is not NicKind.NAPI_MACVTAP:
                 reason = f"the interface is {interface.kind.value}, only napi_macvtap has a thread"
-                out.skip(f"napi {interface.target} CPUs", reason)
+                out.skip(f"napi {interface.target} CPUs", reason, vain=True)
     return named
 
 
@@ -422,7 +422,7 @@ def _request(
         drift = context.left_alone(target)
     if drift is not None:
         out.left.add(target)
-        out.leave(thread, drift.left, held=drift.rule is DriftRule.REPORT)
+        out.leave(thread, drift.left, held=drift.rule is DriftRule.REPORT, vain=False)
         return None
     moves = thread in out.moves
     allowed = allowed_cpus(context.host, context.lists, out.guest, thread, moves=moves)
@@ -498,7 +498,7 @@ def _emulator(context: Context, out: Requirements) -> PinRequest | None:
         return None
     thread = out.guest.main
     if thread is None:
-        out.skip("emulator CPUs", "QEMU's main thread was not found")
+        out.skip("emulator CPUs", "QEMU's main thread was not found", vain=True)
         return None
     staying = [
         t

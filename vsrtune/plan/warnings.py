@@ -114,9 +114,11 @@ def _starved_emulator(guest: Guest) -> list[str]:
     busy = CpuSet.union(t.affinity for t in _realtime(guest.threads) if len(t.affinity) == 1)
     if main is None or not busy or not main.affinity <= busy:
         return []
+    pod = guest.source == "kubevirt"
+    hint = "isolateEmulatorThread gives it a CPU" if pod else "use cpus.emulator: auto"
     text = (
         f"{guest.ref}: the emulator runs on CPU {main.affinity} only, beside realtime "
-        "threads that may starve it; use cpus.emulator: auto"
+        f"threads that may starve it; {hint}"
     )
     return [text]
 

@@ -121,6 +121,13 @@ def _bottlenecks(scrape: Scrape) -> Value:
     }
 
 
+def _unread(scrape: Scrape) -> Value:
+    snapshot = scrape.state.snapshot
+    problems = snapshot.problems if snapshot is not None else ()
+    # Names of guests are not told: there may be as many of them as somebody likes.
+    return Counter((utf8(p.reader.partition(" ")[0]),) for p in problems)
+
+
 def _starved(scrape: Scrape) -> Value:
     found = Counter((str(s.cpu), utf8(s.guest)) for s in scrape.state.starved)
     return dict(sorted(found.items()))
@@ -358,6 +365,11 @@ FAMILIES: tuple[Family[Any], ...] = (
         "vsrtune_drift", "gauge", "", DAEMON,
         "Settings somebody has changed since, by what is done about it and who it was.",
         _drifts, ("domain", "setting", "rule", "by"),
+    ),
+    Family(
+        "vsrtune_unread", "gauge", "", DAEMON,
+        "What the last pass could not read, by its reader: libvirt, guest, proc, net, irq, trace.",
+        _unread, ("reader",),
     ),
     Family(
         "vsrtune_starved_threads", "gauge", "", DAEMON,

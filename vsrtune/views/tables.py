@@ -312,7 +312,7 @@ def plan_tables(
     ``switched`` are guests whose attachment is to be switched."""
     idle = [no_guest(policy) for policy in assignment.unmatched] if assignment is not None else []
     notes = list(plan.notes) if verbose else idle
-    told = [s for s in plan.skipped if verbose or asked_in_vain(s)]
+    told = [s for s in plan.skipped if verbose or _asked_in_vain(s)]
     skipped = [{**skipped_row(s), "because": ("HELD: " if s.held else "") + s.reason} for s in told]
     details = change_tables(plan.actions) if verbose else []
     return [_summary(plan, assignment, switched), *details] + filled(
@@ -341,7 +341,7 @@ def _summary(plan: Plan, assignment: Assignment | None, switched: Collection[str
         changes.setdefault(action.target.guest, []).append(action)
     empty = {guest.ref: EMPTY for guest, policy in pairs if not policy.asks}
     settings = (s for s in plan.skipped if not s.subject.startswith("interface "))
-    left = {s.guest: "left alone, see below" for s in settings if asked_in_vain(s)}
+    left = {s.guest: "left alone, see below" for s in settings if _asked_in_vain(s)}
     refused = {r.guest: "refused, see below" for r in plan.refusals}
     nothing = {**empty, **dict.fromkeys(switched, "on another attachment"), **left, **refused}
     rows = [
@@ -361,7 +361,7 @@ def _differs(skipped: Skipped) -> bool:
     return skipped.held or skipped.pending or skipped.stepped
 
 
-def asked_in_vain(skipped: Skipped) -> bool:
+def _asked_in_vain(skipped: Skipped) -> bool:
     """Whether a policy asks for something else than a setting that is left alone."""
     is_so = skipped.reason.startswith("already ") or skipped.subject == "all settings"
     return _differs(skipped) or not is_so

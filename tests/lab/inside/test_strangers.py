@@ -306,8 +306,10 @@ def test_a_cgroup_of_a_users_own_in_the_form_of_two_lines(
     place = home / "x\v0::" / scope
     place.mkdir(parents=True)
     labhelp.sh("chown", "-R", "nobody", str(home))
-    named = ("-name", f"guest={libvirt_guest.name},debug-threads=on")
-    strangers.come_as_qemu(*named, "-object", "secret,id=masterKey0,data=x")
+    # The tests tell routers by name.
+    strangers.come_as_qemu(
+        "-name", "guest=vr9,debug-threads=on", "-object", "secret,id=masterKey0,data=x"
+    )
     (pid,) = {
         int(Path(f"/proc/{tid}/status").read_text().partition("Tgid:\t")[2].split()[0])
         for tid in strangers.threads()

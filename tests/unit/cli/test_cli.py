@@ -29,7 +29,7 @@ from vsrtune.daemon.systemd import LOGGER
 from vsrtune.execute.journal import Journal, read_entries
 from vsrtune.host.filesystem import LiveRoot, boot_id
 from vsrtune.host.procfs import parse_stat
-from vsrtune.model.guest import Role, Sched, SchedClass, ThreadKey
+from vsrtune.model.guest import OtherNic, Sched, SchedClass, ThreadKey
 from vsrtune.model.journal_records import Entry
 from vsrtune.model.snapshot import Problem, Snapshot
 from vsrtune.model.targets import Target, ThreadSched, Value
@@ -506,26 +506,31 @@ class TestNothingRead:
         process = SimpleNamespace(by_libvirt=True)
         table = SimpleNamespace(scan=lambda _root: SimpleNamespace(qemus=[process]))
         monkeypatch.setattr("vsrtune.cli.apply.ProcessTable", lambda: table)
-        run.host.snapshot = replace(run.host.snapshot, problems=(LIBVIRT,))
+        silent = tuple(replace(g, unconfirmed=True) for g in run.host.snapshot.guests)
+        run.host.snapshot = replace(run.host.snapshot, guests=silent, problems=(LIBVIRT,))
         Journal.open(run.journal, samples.BOOT).close()
         for words in (("undo",), ("undo", "--dry-run")):
             assert run(*words) == ExitCode.UNREAD
             assert "Nothing to undo" not in run.out
-            assert f"may stay: qemu:///system: {LIBVIRT.what}" in run.err
+            assert "may stay: qemu:///system: libvirt does not answer for vr1" in run.err
 
     def test_verify_names_what_cannot_be_made(self, run: Cli) -> None:
-        guest = run.host.snapshot.guests[0]
-        without = replace(
-            guest,
-            threads=tuple(t for t in guest.threads if t.role is not Role.VHOST),
-            interfaces=(replace(guest.interfaces[0], vhost=False),),
+        """And not what nobody asked for: a device that the guest drives itself."""
+        host, guest = run.host.snapshot.host, run.host.snapshot.guests[0]
+        (nic,) = [n for n in host.nics if n.irqs]
+        irqs = tuple(replace(irq, managed=True) for irq in nic.irqs)
+        nics = tuple(replace(n, irqs=irqs) if n is nic else n for n in host.nics)
+        passed = replace(guest, other_nics=(OtherNic("hostdev", "", "02:00:00:00:00:99", ""),))
+        run.host.snapshot = replace(
+            run.host.snapshot, host=replace(host, nics=nics), guests=(passed,), problems=()
         )
-        run.host.snapshot = replace(run.host.snapshot, guests=(without,), problems=())
-        run.policy("guest: vr1\ncpus: {vcpu: 1, vhost: 2}\nprofile: none\n")
+        run.policy("guest: vr1\ncpus: {irq: 3, vcpu: 1}\nirq: {set: true}\nprofile: none\n")
         run("apply")
         assert run("verify") == 0
-        assert "left alone: vr1: interface macvtap100: " in run.out
+        assert "left alone: host/: p0 irq 24 (p0-rx-0): kernel-managed" in run.out
         assert "no drift: the host is as the policies say, but for 1 setting" in run.out
+        assert run("verify", "--json") == 0
+        assert len(json.loads(run.out)["cannot_be_made"]) == 1
 
     def test_plain_qemu_needs_no_libvirt(self, run: Cli) -> None:
         run.host.start(samples.guest("pq1", 200, "qemu"))

@@ -251,6 +251,12 @@ class TestCommand:
         assert main.run(["apply"]) == 0
         assert tried.host.snapshot == tuned
 
+    def test_what_is_kept_replaces_the_policy_of_its_guest(self, tried: Trials) -> None:
+        """Two files for one guest are an error, with which no daemon starts."""
+        beside = tried.policy(GOOD.replace("vhost: 2", "vhost: 3"), "vr1.yaml")
+        assert tried(str(tried.file), "--for", "24s", "--keep-if-better") == 0
+        assert f"cp {tried.file} {beside} && systemctl" in tried.out
+
     def test_not_kept_when_it_is_no_better(self, tried: Trials) -> None:
         tried.forwards = (300, 300)
         before = tried.host.snapshot

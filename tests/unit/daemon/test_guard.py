@@ -204,6 +204,16 @@ def test_a_second_process_of_a_guests_name_takes_no_guard_from_the_first() -> No
     assert [guest for guest, _, _ in scene.steps] == ["vr1"]
 
 
+def test_an_untuned_guest_that_libvirt_keeps_waiting_is_not_looked_at() -> None:
+    """Nothing is planned for it, so a step down could only make it untuned for good."""
+    scene = Scene("vr1")
+    scene.guests = (replace(samples.guest("vr1", 100), unconfirmed=True),)
+    scene.states[0] = replace(scene.states[0], tuned=False, pending=1)
+    scene.publish()
+    scene.spin()
+    assert scene.steps == []
+
+
 def test_a_thread_that_its_guest_moved_blames_no_other() -> None:
     scene = Scene("vr1", "vr2")
     worker = scene.guests[0].by_role(Role.VHOST)[0]

@@ -285,10 +285,18 @@ def test_a_step_that_the_journal_stops_is_not_told_as_done(
     )
 
 
+@pytest.mark.parametrize("refused", [False, True])
 def test_a_dead_disk_keeps_no_guest_from_its_original_class(
-    host: FakeHost, passes: Reconciler, journal: Journal, monkeypatch: pytest.MonkeyPatch
+    host: FakeHost,
+    passes: Reconciler,
+    journal: Journal,
+    monkeypatch: pytest.MonkeyPatch,
+    refused: bool,
 ) -> None:
     """An original is written without a record; class rr would be taken for somebody else's."""
+    if refused:
+        passes.reload((*policies(FIFO), policy(FIFO.replace('"*"', '"vr*"'))))
+        passes.run()
 
     def dead(*_: object) -> None:
         raise OSError(errno.EROFS, "Read-only file system")
@@ -364,6 +372,31 @@ def test_another_policy_ends_it_while_the_guest_is_off(host: FakeHost, passes: R
     passes.run()
     assert passes.state.guests[0].step is None
     assert classes(host)[0] == "fifo:8 reset-on-fork"
+
+
+def test_a_policy_that_takes_the_place_of_the_old_one_ends_it(
+    host: FakeHost, passes: Reconciler
+) -> None:
+    """Its file is written before the old one is removed."""
+    other = policy(FIFO.replace("7", "8"))
+    passes.step_down("vr1", WHY, StepLevel.POLICY)
+    passes.reload((*policies(FIFO), other))
+    passes.run()
+    passes.reload((other,))
+    passes.run()
+    assert passes.state.guests[0].step is None
+    assert classes(host)[0] == "fifo:8 reset-on-fork"
+
+
+def test_what_no_policy_names_while_libvirt_is_silent_keeps_no_class(
+    host: FakeHost, passes: Reconciler
+) -> None:
+    """Nobody guards it."""
+    silent = replace(host.snapshot.guests[0], unconfirmed=True)
+    host.snapshot = replace(host.snapshot, guests=(silent,))
+    passes.reload(())
+    passes.run()
+    assert classes(host) == ["other", "other"]
 
 
 def test_a_stray_policy_that_goes_again_does_not_end_it(host: FakeHost, passes: Reconciler) -> None:

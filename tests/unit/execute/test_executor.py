@@ -25,10 +25,18 @@ from fake_kernel import (
 )
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.core.errors import BusyError, Lasting, LateError, StaleError, UntriedError
+from vsrtune.core.errors import (
+    BusyError,
+    Lasting,
+    LateError,
+    SilentJobError,
+    StaleError,
+    UntriedError,
+)
 from vsrtune.execute.executor import apply, recover, undo
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
+from vsrtune.execute.waits import check_busy
 from vsrtune.model.guest import Sched, SchedClass
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.targets import (
@@ -146,6 +154,35 @@ def test_a_thread_that_inherited_the_emulators_mask_gets_what_that_had(
     undo(host.ops(), journal)
     assert host.mask(2030) == host.mask(2000) == "0-3"
     assert journal.entries() == ()
+
+
+def test_a_thread_that_inherited_and_is_rolled_back_has_its_original_still(
+    host: FakeKernel, journal: Journal
+) -> None:
+    apply(make_plan(host), host.ops(), journal)
+    main = ThreadAffinity("qemu:vr2", key(host, 2000), "emulator")
+    apply(Plan((Action(main, host.ops().read(main), CpuSet([0]), "x"),)), host.ops(), journal)
+    threads = host.state["threads"]
+    threads["2030"] = threads["2000"] | {"comm": "CPU 1/KVM", "start": 9000}
+    born = ThreadAffinity("qemu:vr2", key(host, 2030), "vcpu 1")
+    stale = Action(main, CpuSet([3]), CpuSet([1]), "x")
+    found = apply(Plan((Action(born, CpuSet([0]), CpuSet([2]), "x"), stale)), host.ops(), journal)
+    assert [a.target for a, _ in found.failed] == [main]
+    assert host.mask(2030) == "0"
+    undo(host.ops(), journal)
+    assert host.mask(2030) == "0-3"
+
+
+def test_two_guests_of_whose_job_libvirt_says_nothing_are_enough(
+    host: FakeKernel, journal: Journal
+) -> None:
+    """One has a QEMU that is silent, and keeps no other waiting."""
+    first, second, third = (VcpuPin(g, UUID, 0, key(host, 1001)) for g in ("a", "b", "c"))
+    error = SilentJobError("x", lasting=Lasting.TRANSIENT)
+    action = Action(first, Pin(CpuSet([0]), ""), Pin(CpuSet([1]), "1"), "x")
+    check_busy(second, [(action, error)])
+    with pytest.raises(UntriedError):
+        check_busy(third, [(action, error), (replace(action, target=second), error)])
 
 
 def test_a_stale_value_fails_only_its_guest(host: FakeKernel, journal: Journal) -> None:

@@ -68,6 +68,11 @@ def test_the_devices_of_an_open_group(tree: HostTree) -> None:
     tree.stats["/proc/50/fd/22"] = tree.stats["/proc/50/fd/21"]
     guest = observed(tree)
     assert guest.passed == (PassedDevice(VF, 1, irqs),)
+    # O_PATH takes no right on the file.
+    for number in (21, 22):
+        tree.file(f"/proc/50/fdinfo/{number}", "pos:\t0\nflags:\t012000000\nmnt_id:\t1\n")
+    assert observed(tree).passed == ()
+    tree.file("/proc/50/fdinfo/22", "pos:\t0\nflags:\t02\nmnt_id:\t1\n")
     (table,) = [
         t for t in guest_tables(guest, ()) if t.title == "Devices that qemu:r drives itself"
     ]

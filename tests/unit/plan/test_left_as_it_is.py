@@ -49,22 +49,22 @@ UNMAPPED = router(confidence=Confidence.NONE)
 LEFT: dict[str, tuple[Snapshot, str, Skipped]] = {
     "a device without a queue length": (
         snapshot(router(interfaces=[macvtap(10, txqueuelen=None)])), "queue: {macvtap: 300}",
-        Skipped("vr1", "macvtap10 queue", "the device has no such attribute"),
+        Skipped("vr1", "macvtap10 queue", "the device has no such attribute", vain=True),
     ),
     "no main thread": (
         snapshot(without(router(), Role.EMULATOR)), "cpus: {emulator: 1}",
-        Skipped("vr1", "emulator CPUs", "QEMU's main thread was not found"),
+        Skipped("vr1", "emulator CPUs", "QEMU's main thread was not found", vain=True),
     ),
     "an emulator without a housekeeping CPU": (
         snapshot(change(router(), Role.EMULATOR, cpuset_limit=cpus("1"))),
         "cpus: {vcpu: 1, emulator: auto}",
-        Skipped("vr1", "emulator CPUs", "its cgroup allows no housekeeping CPU"),
+        Skipped("vr1", "emulator CPUs", "its cgroup allows no housekeeping CPU", vain=True),
     ),
     "an emulator beside a worker that stays": (
         snapshot(beside_worker(router())), "cpus: {vcpu: 1, emulator: 0}",
         Skipped(
             "vr1", "emulator CPUs",
-            "vhost macvtap10/0 cannot be moved out of its cgroup and would be narrowed too",
+            "vhost macvtap10/0 cannot be moved out of its cgroup and would be narrowed too", vain=True,
         ),
     ),
     "a budget without CPUs": (
@@ -72,27 +72,27 @@ LEFT: dict[str, tuple[Snapshot, str, Skipped]] = {
         f"cpus: {{vhost: {{macvtap10: 2}}}}\nscheduler: {{vhost: {DEADLINE}}}",
         Skipped(
             "vr1", "vhost macvtap11/0 scheduling",
-            "no CPUs are given to it, and class deadline needs a root domain of them",
+            "no CPUs are given to it, and class deadline needs a root domain of them", vain=True,
         ),
     ),
     "a worker of which the interface is not known": (
         snapshot(UNMAPPED), "cpus: {vhost: {macvtap10: 2}}",
         Skipped(
-            "vr1", "vhost 1021 CPUs", "which interface it serves is not known (confidence none)"
+            "vr1", "vhost 1021 CPUs", "which interface it serves is not known (confidence none)", vain=True
         ),
     ),
     "a thread that may run on interrupt CPUs": (
         snapshot(router()), f"cpus: {{vhost: {{macvtap10: 2}}}}\nscheduler: {{vhost: {FIFO}}}",
         Skipped(
             "vr1", "vhost macvtap11/0 scheduling",
-            "it may run on interrupt CPU 0, where it would starve packet reception",
+            "it may run on interrupt CPU 0, where it would starve packet reception", vain=True,
         ),
     ),
     "a budget by somebody else": (
         snapshot(beside_worker(router())), "cpus: {vhost: 2}",
         Skipped(
             "vr1", "vhost macvtap10/0 CPUs",
-            "someone else gave the thread class deadline; it is left alone",
+            "someone else gave the thread class deadline; it is left alone", vain=True,
         ),
     ),
     "an interface without a worker": (
@@ -106,7 +106,7 @@ LEFT: dict[str, tuple[Snapshot, str, Skipped]] = {
         snapshot(router()), "cpus: {napi: {macvtap10: 2}}",
         Skipped(
             "vr1", "napi macvtap10 CPUs",
-            "the interface is macvtap, only napi_macvtap has a thread",
+            "the interface is macvtap, only napi_macvtap has a thread", vain=True,
         ),
     ),
     "no threads to serve": (

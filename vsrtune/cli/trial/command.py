@@ -169,7 +169,12 @@ def _chosen(subject: str, snapshot: Snapshot, dirs: tuple[Path, ...]) -> tuple[P
     """The policy to try, and how to make it permanent. Raises VsrtuneError."""
     enable = "systemctl enable --now vsrtune"
     if _is_file(subject):
-        return read_policy(Path(subject)), f"cp {shlex.quote(subject)} {dirs[-1]}/ && {enable}"
+        policy = read_policy(Path(subject))
+        asked = policy.guest, policy.user
+        # Two files for one guest are an error, with which no daemon starts.
+        same = (p.path for p in readable_policies(dirs) if (p.guest, p.user) == asked)
+        place = next(same, f"{dirs[-1]}/")
+        return policy, f"cp {shlex.quote(subject)} {shlex.quote(place)} && {enable}"
     guest = running_guest(snapshot, subject, "; a policy file ends in .yaml")
     others = load_dirs(dirs)
     own = policies_of(guest, others)
@@ -185,7 +190,7 @@ def _chosen(subject: str, snapshot: Snapshot, dirs: tuple[Path, ...]) -> tuple[P
         # The policy may name other guests as well, on which nobody asked to try it.
         return replace(own[0], guest=parse(f"guest: {name}\n", subject).guest), enable
     text = start(snapshot, guest, others).text
-    file = shlex.quote(f"{dirs[-1]}/{guest.name}.yaml")
+    file = shlex.quote(f"{dirs[-1]}/{guest.name.replace('/', '-')}.yaml")
     init = f"vsrtune policy init {shlex.quote(subject)} -o {file}"
     return parse(text, f"policy init {subject}"), f"{init} && {enable}"
 

@@ -329,7 +329,7 @@ def _network(tid: int | None = None) -> str:
 
 
 def _text(tid: int, name: str) -> str:
-    with open(f"/proc/{tid}/{name}", encoding="utf-8", errors="replace") as file:
+    with open(f"/proc/{tid}/{name}", encoding="utf-8", errors="replace", newline="\n") as file:
         return file.read(_MOST)
 
 

@@ -62,7 +62,7 @@ def _keep_off(context: Context, guest: Guest, cpus: CpuSet, why: str, draft: Dra
     path, _, name = ("", "", "") if main is None else main.cgroup.rpartition("/")
     group = context.host.cpuset(path)
     if group is None or name != EMULATOR_CGROUP:
-        draft.skip(guest.ref, _SUBJECT, "it has no cgroup whose CPUs could be set")
+        draft.skip(guest.ref, _SUBJECT, "it has no cgroup whose CPUs could be set", vain=True)
         return
     target = CpusetFile(guest.ref, path, CPUS)
     above = context.host.cpuset(path.rpartition("/")[0])

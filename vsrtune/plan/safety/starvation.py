@@ -30,7 +30,7 @@ idle.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from vsrtune.model.guest import (
@@ -45,8 +45,10 @@ from vsrtune.model.guest import (
 )
 from vsrtune.model.load import GuestFrames, counted_devices
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.model.stepdown import NO_STEPS, StepLevel, Steps
+from vsrtune.model.stepdown import StepLevel, Steps
 from vsrtune.model.targets import HOST_REF, Target, ThreadSched, Value
+from vsrtune.policy.matching import policies_of
+from vsrtune.policy.model import Policy
 
 SURE = 1.0
 SAMPLES = 3
@@ -148,18 +150,16 @@ def subject(
 
 
 def unguarded(
-    snapshot: Snapshot, applied: Mapping[Target, Value], steps: Steps = NO_STEPS
+    snapshot: Snapshot, applied: Mapping[Target, Value], unwatched: Collection[str]
 ) -> frozenset[Target]:
     """The realtime classes and budgets of threads that the guard does not watch. It watches guests:
     what no guest of that name shows keeps no such class, because a process can hide what it is. It
-    chooses its command line, and how many threads it has. Nor does the guard watch a guest that is
-    stepped down to UNDONE, which a plan that refuses it does not release. The other settings stay:
-    the guest may have been unreadable."""
-    undone = {ref for ref, step in steps.items() if step.level is StepLevel.UNDONE}
+    chooses its command line, and how many threads it has. ``unwatched`` are the guests that it does
+    not watch either. The other settings stay: the guest may have been unreadable."""
     owners = {
         t.key: guest.ref
         for guest in snapshot.guests
-        if guest.ref not in undone
+        if guest.ref not in unwatched
         for t in guest.threads
     }
     return frozenset(
@@ -170,6 +170,15 @@ def unguarded(
         and isinstance(value, Sched)
         and value.cls in TIMED
         and owners.get(t.thread) != t.guest
+    )
+
+
+def unwatched(guests: Iterable[Guest], policies: Sequence[Policy], steps: Steps) -> frozenset[str]:
+    """The guests that the guard does not watch, and whose classes a plan might keep: stepped down
+    to nothing and refused, or without a policy while libvirt keeps them waiting."""
+    undone = {ref for ref, step in steps.items() if step.level is StepLevel.UNDONE}
+    return frozenset(undone).union(
+        guest.ref for guest in guests if guest.waits and not policies_of(guest, policies)
     )
 
 
