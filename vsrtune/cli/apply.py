@@ -42,6 +42,7 @@ from vsrtune.cli.trial.guardian import TrialGuard
 from vsrtune.core.errors import ObserveError, VsrtuneError, WriteError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.execute import executor
+from vsrtune.execute.brought import adopt_brought
 from vsrtune.execute.executor import Result
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal, check_free, read_entries
@@ -152,7 +153,7 @@ def apply(
             missing = unread(snapshot, policies)
             _forget(snapshot, ops, opened)
             # The plan puts back what guests have brought along; the journal must record it first.
-            executor.adopt_brought(snapshot, snapshot.guests, opened)
+            adopt_brought(snapshot, snapshot.guests, opened)
             if made is None:
                 entries, steps = lasting(opened.entries(), snapshot), opened.steps
                 made = full_plan(snapshot, policies, entries, reassert=True, steps=steps)
@@ -291,7 +292,7 @@ def undo(as_json: bool, dry_run: bool, places: StatePlaces) -> int:
             if snapshot is not None and brought_pins.entries(snapshot.guests, snapshot.host, known):
                 if opened is None:
                     opened = stack.enter_context(Journal.open(places.journal, boot))
-                executor.adopt_brought(snapshot, snapshot.guests, opened)
+                adopt_brought(snapshot, snapshot.guests, opened)
             _check_confirmed(snapshot, places.uri)
         if opened is None or not (opened.entries() or opened.steps):
             if as_json:

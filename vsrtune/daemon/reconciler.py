@@ -29,6 +29,7 @@ from vsrtune.daemon.scope import FULL, NOTHING, UNANNOUNCED, Scope
 from vsrtune.daemon.systemd import LOGGER, fields
 from vsrtune.daemon.trace_schedule import Tracing
 from vsrtune.execute import executor
+from vsrtune.execute.brought import adopt_brought
 from vsrtune.execute.executor import Result
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
@@ -246,7 +247,7 @@ class Reconciler:
             self._journal.renew()
         try:
             snapshot = self._observer.observe()
-            executor.adopt_brought(snapshot, snapshot.guests, self._journal)
+            adopt_brought(snapshot, snapshot.guests, self._journal)
             if any(guest.unconfirmed for guest in snapshot.guests):
                 raise ObserveError("libvirt does not answer")
         except Exception as error:  # whatever it is, what the journal holds has to be put back
@@ -363,7 +364,7 @@ class Reconciler:
         """Whether something was written, and whether the pass was over all guests."""
         observed = self._observe(scope)
         self._forget(observed)
-        executor.adopt_brought(observed.snapshot, observed.guests, self._journal)
+        adopt_brought(observed.snapshot, observed.guests, self._journal)
         observed = self._measured(observed)
         plan = self._plan_alone(observed)
         if plan is None:

@@ -13,7 +13,15 @@ from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.model.deadline import LEAVING
 from vsrtune.model.guest import Sched
 from vsrtune.model.journal_records import ours, same_setting
-from vsrtune.model.targets import CpusetList, PartitionState, Pin, Target, TimeSlice, Value
+from vsrtune.model.targets import (
+    CpusetList,
+    PartitionState,
+    Pin,
+    Target,
+    TimeSlice,
+    Value,
+    pinned_cpus,
+)
 
 
 def is_gone(target: Target, ops: LiveSysOps) -> bool:
@@ -24,6 +32,16 @@ def is_gone(target: Target, ops: LiveSysOps) -> bool:
         return True
     except VsrtuneError:
         return False
+
+
+def lost_its_cpus(written: Value, now: Value, ops: LiveSysOps) -> bool:
+    """Whether the CPUs of a mask or pin of ours went offline, and the kernel gave the thread all
+    that are left."""
+    cpus, present = pinned_cpus(written), pinned_cpus(now)
+    if not cpus or present is None:
+        return False
+    online = ops.online()
+    return cpus.isdisjoint(online) and ops.unpartitioned(online) <= present
 
 
 def exactly(wanted: Value, now: Value, ops: LiveSysOps) -> bool:

@@ -49,7 +49,14 @@ from vsrtune.core.errors import (
     WriteError,
 )
 from vsrtune.execute import waits
-from vsrtune.execute.comparison import between, cut, exactly, still_applied, unchanged
+from vsrtune.execute.comparison import (
+    between,
+    cut,
+    exactly,
+    lost_its_cpus,
+    still_applied,
+    unchanged,
+)
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
 from vsrtune.execute.moved_masks import (
@@ -61,10 +68,8 @@ from vsrtune.execute.moved_masks import (
     masks_kept,
 )
 from vsrtune.execute.vanished import drop_vanished
-from vsrtune.model.guest import Guest
-from vsrtune.model.journal_records import Entry, same_setting, undo_action, undo_order
+from vsrtune.model.journal_records import Entry, displaced, same_setting, undo_action, undo_order
 from vsrtune.model.plan import Action, Plan
-from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import (
     HOST_REF,
     CgroupDir,
@@ -80,7 +85,6 @@ from vsrtune.model.targets import (
     ThreadSched,
     Value,
 )
-from vsrtune.plan.brought_pins import REASON, entries
 from vsrtune.plan.phases import moves_work
 
 
@@ -522,28 +526,33 @@ def _restore(entry: Entry, back: Action, ops: LiveSysOps, journal: Journal, tall
         change = replace(back, before=entry.written, release=False)
         _change(change, ops, journal, back=True)
         tally.done.append(back)
-    elif isinstance(now, CpuSet | Pin) and exactly(entry.original, now, ops):
+    elif isinstance(now, CpuSet | Pin) and (
+        exactly(entry.original, now, ops) or lost_its_cpus(entry.written, now, ops)
+    ):
         # The kernel gave it all CPUs when its own went offline. The original may name others too.
         change = replace(back, before=now, release=False)
         _change(change, ops, journal, entry.original, back=True)
         tally.done.append(back)
     else:
-        written = entry.written
-        if isinstance(now, Pin) and isinstance(written, Pin) and now.cpuset == written.cpuset:
-            # Somebody has moved the thread alone: the list is still ours, and binds others too.
-            listed = replace(back.after, cpus=now.cpus) if isinstance(back.after, Pin) else now
-            _change(replace(back, before=now, after=listed, release=False), ops, journal, back=True)
-        _leave(entry, now, journal, tally)
+        _leave(entry, now, ops, journal, tally)
 
 
 def _disown(entry: Entry, ops: LiveSysOps, journal: Journal, tally: _Tally) -> None:
     """Forget an entry whose value somebody else has changed, if that still holds."""
     now = ops.read(entry.target)
     if not still_applied(entry.written, now, ops):
-        _leave(entry, now, journal, tally)
+        _leave(entry, now, ops, journal, tally)
 
 
-def _leave(entry: Entry, now: Value, journal: Journal, tally: _Tally) -> None:
+def _leave(entry: Entry, now: Value, ops: LiveSysOps, journal: Journal, tally: _Tally) -> None:
+    written, original = entry.written, entry.original
+    if isinstance(now, Pin) and isinstance(written, Pin) and now.cpuset == written.cpuset:
+        # Somebody has moved the thread alone: the list is still ours, and binds others too. One
+        # that lost the CPUs of its list was moved by the kernel.
+        if isinstance(original, Pin) and not displaced(now):
+            original = replace(original, cpus=now.cpus)
+        back = replace(undo_action(entry), before=now, after=original)
+        _change(back, ops, journal, back=True)
     tally.left.append(Left(entry.target, now, entry.written, entry.original))
     journal.drop(entry.target, "changed by somebody else")
 
@@ -622,19 +631,3 @@ def _resolve(
     else:
         tally.left.append(Left(target, now, after, entry.original))
         journal.drop(target, "changed by somebody else")
-
-
-def adopt_brought(
-    snapshot: Snapshot, guests: Iterable[Guest], journal: Journal
-) -> frozenset[Target]:
-    """Journal the pins that guests have brought. Returns the targets to undo, with those that an
-    earlier pass could not undo. Raises JournalError."""
-    names = frozenset(guest.ref for guest in guests if guest.carried)
-    if not names:
-        return frozenset()
-    known = journal.entries(names)
-    new = entries((g for g in guests if g.ref in names), snapshot.host, known)
-    journal.reserve(map(undo_action, new))
-    for entry in new:
-        journal.adopt(entry)
-    return frozenset(e.target for e in (*known, *new) if e.reason == REASON)

@@ -22,7 +22,14 @@ from vsrtune.execute.comparison import still_applied
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
 from vsrtune.model.plan import Action
-from vsrtune.model.targets import Target, ThreadAffinity, ThreadCgroup, Value
+from vsrtune.model.targets import (
+    EmulatorPin,
+    Target,
+    ThreadAffinity,
+    ThreadCgroup,
+    Value,
+    pinned_cpus,
+)
 
 
 def affinity_of(move: ThreadCgroup) -> ThreadAffinity:
@@ -76,10 +83,12 @@ def disjoint(before: Value, now: Value) -> bool:
 def inherited(target: Target, now: Value, journal: Journal) -> Value | None:
     """The original of a thread with the mask that vsrtune gave the main thread of its process: the
     thread was made since, and inherited it. None of all others."""
-    if not isinstance(target, ThreadAffinity) or target.thread.tid == target.thread.pid:
+    if not isinstance(target, ThreadAffinity):
         return None
     for entry in journal.entries(frozenset([target.guest])):
-        of = entry.target
-        if isinstance(of, ThreadAffinity) and of.thread.tid == target.thread.pid:
-            return entry.original if entry.state != "intent" and entry.written == now else None
+        of, thread = entry.target, target.thread
+        main = isinstance(of, ThreadAffinity) and of.thread.tid == thread.pid != thread.tid
+        # A worker of the kernel has no main thread of its own; both live in the emulator's cgroup.
+        if (main or isinstance(of, EmulatorPin)) and entry.state != "intent":
+            return pinned_cpus(entry.original) if pinned_cpus(entry.written) == now else None
     return None

@@ -23,6 +23,7 @@ from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.stepdown import NO_STEPS, Steps
 from vsrtune.model.targets import (
     HOST_REF,
+    CgroupDir,
     CgroupTarget,
     CpusetFile,
     DeviceNumber,
@@ -263,10 +264,11 @@ def _released(inputs: Inputs, judged: Judged, adrift: Collection[Target]) -> fro
     if stays and any(is_deadline(a.after) for a in judged.plan.actions):
         # The kernel admits budgets by it.
         out |= {t for t in applied if isinstance(t, RealtimeLimit)}
-    if stays:
-        # Threads in a slice that stays a root domain cannot have their own CPUs back yet.
-        inside = {g.ref for g in snapshot.guests if _within(g, slices)}
-        out = {t for t in out if t.guest not in inside or not isinstance(t, _PINS)}
+    # Threads in a slice that stays a root domain cannot have their own CPUs back yet.
+    staying = [path for path in slices if Partition(HOST_REF, path) not in out]
+    inside = {g.ref for g in snapshot.guests if _within(g, staying)}
+    bound = _PINS | ThreadCgroup | CgroupDir
+    out = {t for t in out if t.guest not in inside or not isinstance(t, bound)}
     changing = {t.guest for t in out if isinstance(t, Partition)}
     # Threads leave a partition that goes; the rest of the plan moves them on.
     out |= {t for t in applied if t.guest in changing and isinstance(t, ThreadCgroup)}
@@ -363,6 +365,8 @@ def _rebuilt(snapshot: Snapshot, applied: Mapping[Target, Value], plan: Plan) ->
         return set()
     present = PresentValues(snapshot)
     slices = slices_of(snapshot.host, applied)
+    # A thread of ours that enters a partition has CPUs outside it; one that has just come has none.
+    held = {t.thread for t in applied if isinstance(t, ThreadAffinity | VcpuPin)}
 
     def inside(action: Action) -> bool:
         target = action.target
@@ -374,7 +378,9 @@ def _rebuilt(snapshot: Snapshot, applied: Mapping[Target, Value], plan: Plan) ->
             case ThreadCgroup() | ThreadAffinity() | VcpuPin():
                 thread = present.thread(target)
                 return thread is not None and (
-                    thread.cgroup in paths or thread.sched.cls is SchedClass.DEADLINE
+                    thread.cgroup in paths
+                    or (action.after in paths and target.thread in held)
+                    or thread.sched.cls is SchedClass.DEADLINE
                 )
         return False
 
@@ -424,7 +430,8 @@ def _is_applied(host: Host, now: Value | None, written: Value) -> bool:
     the executor reads the value again before it writes."""
     match now, written.cpus if isinstance(written, Pin) else written:
         case (CpuSet() as cpus, CpuSet() as our_cpus):
-            return cpus & host.online == our_cpus & host.online
+            # Partitions have cut it perhaps.
+            return cpus & host.online in (our_cpus & host.online, our_cpus & host.everywhere)
         case (PartitionState() | Sched() as value, our_value):
             return ours(our_value, value)
         case (TimeSlice() as turn, TimeSlice() as our_turn):

@@ -16,6 +16,7 @@ from vsrtune.bench.spec.parser import policies
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import Lasting, VsrtuneError
 from vsrtune.execute import executor
+from vsrtune.execute.brought import adopt_brought
 from vsrtune.execute.executor import Result
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
@@ -127,7 +128,7 @@ class Tuner:
         seen = qemu_filter(chosen)
         for _ in range(_TRIES):
             snapshot = live_observer(self._uri, lambda: seen).observe(0.0)
-            executor.adopt_brought(snapshot, snapshot.guests, self._journal)
+            adopt_brought(snapshot, snapshot.guests, self._journal)
             plan = make(snapshot, chosen)
             for refusal in plan.refusals:
                 where = f"{refusal.policy}: {refusal.guest}"

@@ -265,6 +265,10 @@ class _Maker:
         top = CpuSet.union(d.cpus for d in self.found.domains if d.mode is DomainMode.KTHREADS)
         for group in self.host.cpusets:
             lists = CpuSet.parse(group.cpus)
+            narrowed = CpusetFile(HOST_REF, group.path, CPUS)
+            if top and narrowed in self.context.applied:
+                # Wider, it would take the CPUs from the partition in force.
+                self.draft.desired.add(narrowed)
             if "/" in group.path or group.path in loose or not lists & top or group.valid:
                 continue
             if group.path in {d.path for d in self.found.domains}:
@@ -275,7 +279,10 @@ class _Maker:
     def _strangers(self, path: str) -> CpuSet:
         """The exclusive CPUs of cgroups directly below ``path`` that are not of these domains."""
         own = {d.path for d in self.found.domains}
-        mine = {t.path for t in self.context.applied if isinstance(t, CpusetFile)}
+        # Those of guests that are not planned for keep what they have.
+        guests = {HOST_REF, *(ref for d in self.found.domains for ref in d.guests)}
+        lists = (t for t in self.context.applied if isinstance(t, CpusetFile))
+        mine = {t.path for t in lists if t.guest in guests}
         cpus = CpuSet()
         for group in self.host.cpusets:
             beneath = group.path.rpartition("/")[0] == path

@@ -44,8 +44,9 @@ def build(
     others = [g for g in snapshot.guests if g.ref not in named and g.source == "libvirt"]
     planned = {w.guest.ref for w in per_guest}
     if any(p.keep_off for ref, found in named.items() if ref not in planned for p in found):
-        refs = {g.ref for g in others}
-        draft.desired |= {t for t in context.lists if t.guest in refs}
+        places = {g.ref: g.main.cgroup.rpartition("/")[0] for g in others if g.main is not None}
+        ours = {CpusetFile(ref, path, CPUS) for ref, path in places.items()}
+        draft.desired |= ours & context.applied.keys()
         return
     asking = [w for w in per_guest if w.policy.keep_off]
     cpus = CpuSet.union(chosen[p.thread.key].cpus for w in asking for p in w.pins)
@@ -69,7 +70,7 @@ def _keep_off(context: Context, guest: Guest, cpus: CpuSet, why: str, draft: Dra
     rest = (context.online if above is None else above.effective) - cpus
     left = _without_choice(guest, rest)
     if not left and target not in context.applied:
-        left = _chosen_by_others(guest, group, cpus)
+        left = _chosen_by_others(guest, group, cpus, context.online)
     if left:
         draft.skip(guest.ref, _SUBJECT, left)
         return
@@ -88,11 +89,12 @@ def _without_choice(guest: Guest, rest: CpuSet) -> str:
     return ""
 
 
-def _chosen_by_others(guest: Guest, group: CpusetGroup, cpus: CpuSet) -> str:
+def _chosen_by_others(guest: Guest, group: CpusetGroup, cpus: CpuSet, online: CpuSet) -> str:
     """Why a guest that is not kept off ``cpus`` yet is left alone; "" when it is not."""
     if all(t.affinity.isdisjoint(cpus) for t in guest.threads):
         return f"already off CPUs {cpus}"
-    if group.cpus:
+    # An undo leaves a list of all CPUs, because none can be taken away under threads.
+    if group.cpus and not online <= CpuSet.parse(group.cpus):
         return f"left alone: somebody has given it CPUs {group.cpus}"
     for thread in guest.threads:
         if thread.affinity != thread.cpuset_effective:
