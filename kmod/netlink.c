@@ -153,6 +153,10 @@ static int nmv_newlink(NMV_NEWLINK_ARGS)
 	err = info ? nmv_set_tap_attrs(nd, info, extack) : 0;
 	if (err)
 		return err;
+	if (nd->tap && dev->tx_queue_len > NMV_QUEUE_LEN_MAX) {
+		NL_SET_ERR_MSG(extack, "txqueuelen is at most 32767");
+		return -EINVAL;
+	}
 
 	if (!attr[IFLA_MTU]) {
 		dev->mtu = lower->mtu;

@@ -160,6 +160,9 @@ static int nmv_tap_event(struct notifier_block *unused, unsigned long event,
 		nmv_tap_unnode(nd);
 		break;
 	case NETDEV_CHANGE_TX_QUEUE_LEN:
+		/* Its frames count against no socket. */
+		if (nd->dev->tx_queue_len > NMV_QUEUE_LEN_MAX)
+			return notifier_from_errno(-EINVAL);
 		return notifier_from_errno(nmv_tap_resize(nd));
 	}
 	return NOTIFY_DONE;

@@ -261,6 +261,12 @@ bool nmv_tap_early_drop(struct nmv_dev *nd, struct sk_buff *skb,
 	/* A full ring tells nothing of a frame that goes to all of them. */
 	if (nmv_tap_shared(t))
 		return false;
+	/* From a sibling a tag is still in the frame, and the network header
+	 * behind it: a hash would be of the length, and stay in the skb.
+	 */
+	if (READ_ONCE(t->tap.numvtaps) > 1 && eth_type_vlan(skb->protocol) &&
+	    !skb_vlan_tag_present(skb))
+		return false;
 	q = nmv_tap_pick(&t->tap, skb);
 	if (!q) {
 		nmv_count(nd, NMV_RX_DROPPED_NO_QUEUE, 1);

@@ -138,6 +138,7 @@ class _Session:
 
     def run(self, start: Callable[[Spec], CompareRun], trials: int | None) -> Outcome:
         """Run the method that ``start`` gives for the complete specification to its end."""
+        summary: dict[str, Any] = {}
         try:
             with self._opened():
                 self.watch.expect(trials)
@@ -147,7 +148,7 @@ class _Session:
             if not self.trials:
                 raise
             why = "interrupted" if isinstance(error, KeyboardInterrupt) else str(error)
-            raise Unfinished(self._outcome({}, why), error) from error
+            raise Unfinished(self._outcome(summary, why), error) from error
         return self._outcome(summary)
 
     @contextlib.contextmanager
@@ -183,6 +184,9 @@ class _Session:
         index, load = order
         configuration = self.configurations[index]
         trial = self.left.pop(0) if self.left else self._made(configuration, load)
+        if (trial.configuration, trial.load) != (configuration.name, load):
+            hint = "give the same --pairs as then, or name another file with --json"
+            raise VsrtuneError("the file for the result holds trials of another order", hint=hint)
         self.trials.append(trial)
         self.watch.made(trial)
         return trial

@@ -53,7 +53,7 @@ from vsrtune.model.journal_records import undo_action, undo_order
 from vsrtune.model.plan import Plan, read_plan
 from vsrtune.model.snapshot import Snapshot, SnapshotSlice
 from vsrtune.observe.qemu_processes import ProcessTable
-from vsrtune.observe.tracing import TraceMemory
+from vsrtune.observe.tracing import TraceMemory, Tracer
 from vsrtune.plan import brought_pins
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.plan.interrupts import refused
@@ -279,6 +279,7 @@ def undo(as_json: bool, dry_run: bool, places: StatePlaces) -> int:
             check_free(places.journal)
         with contextlib.suppress(OSError):
             remove_stale()
+            Tracer().remove_stale()
         # Nothing that fails here keeps what the journal holds from being put back.
         codes: list[ExitCode] = []
         with _noted("guests may still be on the attachment of a policy", codes):

@@ -304,7 +304,14 @@ def daemon(
         LinkEvents(latest, running.mark_dirty).start()
         if watch_changes:
             changes.start()
-        Patrol(LiveRoot(), latest, running.mark_dirty, told=told).start()
+        else:
+            with contextlib.suppress(OSError):
+                remove_stale()
+
+        def host_told() -> bool:
+            return told() and not changes.missing
+
+        Patrol(LiveRoot(), latest, running.mark_dirty, told=host_told).start()
         StandstillGuard(LiveRoot(), lambda: reconciler.state, running.step_down, starving).start()
         GroupKeeper(
             LiveRoot(),

@@ -302,7 +302,7 @@ def unread(snapshot: Snapshot, policies: Iterable[Policy]) -> tuple[ObserveError
         and (
             problem.reader in ("proc", "net", "irq", "sched")
             or problem.reader.startswith("guest ")
-            or (libvirt and problem.reader == "libvirt")
+            or (libvirt and problem.reader in ("libvirt", "domain"))
         )
     )
 

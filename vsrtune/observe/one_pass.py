@@ -149,7 +149,8 @@ class ObservationPass:
             for domain, why in missing:
                 if domain.uuid in still:
                     what = f"{domain.name} runs according to libvirt, but {why}"
-                    problem_log.problems.append(Problem("libvirt", what))
+                    # Not the reader of a libvirt that is silent.
+                    problem_log.problems.append(Problem("domain", what))
         fresh = {(p.pid, p.start_time): owned[p.pid] for p in qemus if p.pid in owned}
         self.texts.clear()
         self.texts.update(fresh)

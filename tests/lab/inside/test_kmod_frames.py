@@ -7,7 +7,7 @@ import os
 import struct
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import kmodhelp
@@ -158,6 +158,58 @@ def test_a_full_ring_has_places_for_control_frames(wire: tuple[str, str], by: st
             # The reader frees places in batches of 16.
             assert got.count(data) == 12, what
             assert 88 - 16 < got.count(plain) <= 88, what
+
+
+def tagged(to: str, source: str, port: int, size: int) -> bytes:
+    """A UDP datagram of IPv4 in VLAN 7, whose IP packet has this size."""
+    ip4 = struct.pack("!BBHHHBBH4s4s", 0x45, 0, size, 0, 0, 64, 17, 0, b"\n\0\0\1", b"\n\0\0\2")
+    udp = struct.pack("!HHHH", port, 9, size - 20, 0)
+    head = bytes.fromhex((to + source).replace(":", "")) + b"\x81\0\0\7\x08\0"
+    return head + ip4 + udp + bytes(size - 28)
+
+
+def test_tagged_frames_of_a_sibling_go_by_their_flow(lower: str) -> None:  # noqa: F811
+    """Not by their length: it stands where the tag would be searched."""
+    for name in ("nt", "ns"):
+        link(name, lower, "napi_macvtap")
+        up(name)
+    to, source = (kmodhelp.mac_of(name) for name in ("nt", "ns"))
+    with ExitStack() as stack:
+        *queues, writer = (kmodhelp.open_tap(name) for name in ("nt",) * 4 + ("ns",))
+        for queue in (*queues, writer):
+            stack.callback(os.close, queue)
+        sizes = range(60, 1400, 40)
+        for size in sizes:
+            os.write(writer, tagged(to, source, 1000, size))
+        settle("nt", len(sizes))
+        assert sorted(map(kmodhelp.read_all, queues)) == [0, 0, 0, len(sizes)]
+        for port in range(1000, 1064):
+            os.write(writer, tagged(to, source, port, 200))
+        settle("nt", len(sizes) + 64)
+        assert min(map(kmodhelp.read_all, queues)) > 0
+
+
+def test_a_ring_is_no_longer_than_a_queue_may_be(lower: str) -> None:  # noqa: F811
+    """Frames in it count against no socket."""
+    link("nt", lower, "napi_macvtap")
+    up("nt")
+    with tap_queue("nt"):
+        done = labhelp.sh("ip", "link", "set", "nt", "txqueuelen", "40000", check=False)
+        assert done.returncode != 0
+        assert labhelp.text("/sys/class/net/nt/tx_queue_len") == "500"
+    words = (
+        "ip",
+        "link",
+        "add",
+        "nx",
+        "link",
+        lower,
+        "txqueuelen",
+        "40000",
+        "type",
+        "napi_macvtap",
+    )
+    assert labhelp.sh(*words, check=False).returncode != 0
 
 
 def test_a_ring_of_a_sibling_is_seen_full_before_the_queue(lower: str) -> None:  # noqa: F811

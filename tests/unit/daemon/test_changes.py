@@ -7,12 +7,22 @@ import subprocess
 import sys
 from collections.abc import Iterable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import shell_samples as samples
 from planning_samples import host, nic
 
-from vsrtune.daemon.events.changes import Seen, culprit, parse, places, probes, thread_filter
+from vsrtune.daemon.events import changes
+from vsrtune.daemon.events.changes import (
+    ChangeEvents,
+    Seen,
+    culprit,
+    parse,
+    places,
+    probes,
+    thread_filter,
+)
 from vsrtune.daemon.scope import FULL, NOTHING, Scope
 from vsrtune.model.guest import Role
 from vsrtune.model.host import SoftirqThread
@@ -218,3 +228,32 @@ def test_two_scopes_name_what_has_changed_only_if_both_do() -> None:
     assert NOTHING.merge(one) == one
     assert one.merge(other).places == both
     assert not one.merge(replace(other, places=frozenset())).places
+
+
+def test_on_another_architecture_the_checks_are_not_made_rare(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "instances").mkdir()
+    (tmp_path / "kprobe_events").touch()
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    events = ChangeEvents(lambda: None, lambda _change: None, str(tmp_path))
+    events.run()
+    assert not events.watching.is_set()
+    assert "registers of riscv64 are not known; they are found within a minute" in caplog.text
+
+
+def test_a_name_with_a_carriage_return_is_no_line_of_its_own() -> None:
+    """The kernel escapes line feeds and backslashes in it, and nothing else."""
+    code = (
+        "import time; open('/proc/self/comm', 'w').write('\\rUid:\\t7\\t7\\t7'); print(flush=True)"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", f"{code}; time.sleep(60)"], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        lines = changes._text(process.pid, "status").split("\n")
+        process.kill()
+    assert [line for line in lines if line.startswith("Uid:")] == [
+        f"Uid:\t{os.getuid()}\t{os.getuid()}\t{os.getuid()}\t{os.getuid()}"
+    ]

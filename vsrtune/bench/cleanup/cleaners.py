@@ -74,12 +74,9 @@ def undo_journal(data: Mapping[str, Any]) -> None:
     """Put back every setting of the journal that a ``tuning`` entry names. Raises
     VsrtuneError."""
     with Journal.open(Path(data["journal"]), boot_id()) as journal:
-        settle(
-            executor.undo(
-                LiveSysOps(data["uri"], budgets_end=journal.budgets_end, original=journal.original),
-                journal,
-            )
-        )
+        ends, original = journal.budgets_end, journal.original
+        ops = LiveSysOps(data["uri"], budgets_end=ends, original=original)
+        settle(executor.undo(ops, journal))
 
 
 def revert_command(data: Mapping[str, Any]) -> None:

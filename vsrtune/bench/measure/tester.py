@@ -15,7 +15,7 @@ from vsrtune.bench.cleanup import cleaners
 from vsrtune.bench.cleanup.cleaners import BenchLedger
 from vsrtune.bench.measure import counters
 from vsrtune.bench.measure.counters import Counts, account
-from vsrtune.bench.spec.model import Endpoint, Latency, Load, Place, Spec, Trial
+from vsrtune.bench.spec.model import Latency, Load, Place, Spec, Trial
 from vsrtune.bench.spec.streams import Stream, counted, streams
 from vsrtune.bench.traffic.pktgen import Sent
 from vsrtune.bench.traffic.probe import latency
@@ -176,8 +176,9 @@ class Tester(Closing):
     ) -> tuple[list[Sent], dict[int, int]]:
         """Run the generators of all places in parallel."""
         begun = []
+        ends = (self._spec.right.place, self._spec.left.place)
         for place, agent in self._agents.items():
-            here = [asdict(s) for s in every if self._sender(s).place == place]
+            here = [asdict(s) for s in every if ends[s.key.endswith("/forth")] == place]
             own = probes if place == self._spec.left.place else None
             if here or own:
                 agent.begin("run", streams=here, seconds=seconds, probes=own)
@@ -195,9 +196,6 @@ class Tester(Closing):
         if failed is not None:
             raise failed
         return sent, times
-
-    def _sender(self, stream: Stream) -> Endpoint:
-        return self._spec.left if stream.key.endswith("/forth") else self._spec.right
 
     def _counts(self, where: counters.Places) -> Counts:
         lost = Counter(counters.read_losses(self._root, where))

@@ -84,13 +84,10 @@ def trial_rounds(groups: Sequence[int], loads: int, count: int, seed: int) -> li
         orders += [first[turn:] + first[:turn] for turn in turns]
     found = []
     for order in orders[:count]:
-        mixed = [i for group in order for i in _mixed(together[group], source)]
+        groups_of = [together[group] for group in order]
+        mixed = [i for g in groups_of for i in (source.sample(g, len(g)) if len(g) > 1 else g)]
         found.append(Round(tuple(mixed), tuple(source.sample(range(loads), loads))))
     return found
-
-
-def _mixed(group: Sequence[int], source: random.Random) -> Sequence[int]:
-    return source.sample(group, len(group)) if len(group) > 1 else group
 
 
 def each_in_turn(
@@ -199,7 +196,9 @@ def throughput(spec: Spec) -> MethodRun:
             if not _passes(spec, trials[-1]):
                 break
         passed = all(_passes(spec, trial) for trial in trials)
-        reached = min((float(value), *(_reached(trial) for trial in trials)))
+        # The rates really offered; within the generator's tolerance, the rate asked for.
+        offered = (t.sent_pps if t.fell_short else t.load.total for t in trials)
+        reached = min((float(value), *offered))
         return passed, reached, min(trial.pps for trial in trials)
 
     bounds = yield from search(method.low, method.high, method.precision, attempt)
@@ -223,11 +222,6 @@ def throughput(spec: Spec) -> MethodRun:
 
 def _passes(spec: Spec, trial: Trial) -> bool:
     return trial.sent > 0 and trial.loss <= spec.method.loss
-
-
-def _reached(trial: Trial) -> float:
-    """The rate really offered; within the generator's tolerance, the rate asked for."""
-    return trial.sent_pps if trial.fell_short else trial.load.total
 
 
 SEARCHES = ("ndr", "pdr")

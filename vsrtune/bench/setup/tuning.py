@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 from vsrtune.bench.cleanup.cleaners import failure, settle
 from vsrtune.bench.spec.model import Configuration, Tuning
@@ -28,7 +29,7 @@ from vsrtune.observe.observer import live_observer
 from vsrtune.plan.actions import pin_values
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.plan.requirements import pin_target
-from vsrtune.policy.matching import Match, match, qemu_filter
+from vsrtune.policy.matching import Match, QemuFilter, match, qemu_filter
 from vsrtune.policy.model import WITHOUT_LIBVIRT, Policy
 
 # A thread may end, or a worker wake up, between the observation and the write.
@@ -47,11 +48,6 @@ def pin_cpus(configuration: Configuration, online: CpuSet) -> CpuSet:
     return cpus
 
 
-# What makes a plan of a snapshot and policies; with the policies, which say whose QEMUs are guests.
-_Plans = Callable[[Snapshot, tuple[Policy, ...]], Plan]
-_Planning = tuple[_Plans, tuple[Policy, ...]]
-
-
 class Tuner:
     """One tuning at a time, on an open journal. Methods raise VsrtuneError."""
 
@@ -61,7 +57,8 @@ class Tuner:
         self._uri = uri
         self._ops = LiveSysOps(uri, budgets_end=journal.budgets_end, original=journal.original)
         # Makes the present plan again while one of its settings waits for its thread to run.
-        self._unsettled: _Planning | None = None
+        self._unsettled: Callable[[Snapshot], Plan] | None = None
+        self._seen = QemuFilter()
 
     def check(self, configuration: Configuration) -> None:
         """Refuse a configuration that cannot be carried out, as far as this is known."""
@@ -77,22 +74,22 @@ class Tuner:
     def apply(self, configuration: Configuration) -> tuple[str, ...]:
         """Carry out the policy or the pins of the configuration, but not its commands, on an
         untuned host. Return notes for people."""
-        planning = self._planning(configuration)
-        return () if planning is None else self._carry_out(*planning)
+        make = self._planning(configuration)
+        return () if make is None else self._carry_out(make)
 
-    def _planning(self, configuration: Configuration) -> _Planning | None:
+    def _planning(self, configuration: Configuration) -> Callable[[Snapshot], Plan] | None:
         """What makes the plan of a configuration; None when nothing is planned."""
         match configuration.tuning:
             case Tuning.POLICY:
-                return self._by_policy, tuple(policies(configuration))
+                return self._by(policies(configuration))
             case Tuning.LIBVIRT_PINS:
                 cpus = pin_cpus(configuration, self._ops.online())
-                return (lambda snapshot, _: libvirt_pins(snapshot, self._guests, cpus)), ()
+                return partial(libvirt_pins, names=self._guests, cpus=cpus)
         return None
 
     def apply_policies(self, chosen: Sequence[Policy]) -> tuple[str, ...]:
         """Carry out these policies on an untuned host, and return notes for people."""
-        return self._carry_out(self._by_policy, tuple(chosen))
+        return self._carry_out(self._by(chosen))
 
     @property
     def waits(self) -> bool:
@@ -102,18 +99,21 @@ class Tuner:
     def again(self) -> tuple[str, ...]:
         """Carry out settings that waited, as far as threads have run since. Return notes for
         people."""
-        return () if self._unsettled is None else self._carry_out(*self._unsettled)
+        return () if self._unsettled is None else self._carry_out(self._unsettled)
 
     def undo(self) -> tuple[str, ...]:
         """Put back every setting in the journal. Return notes on settings that others changed."""
         self._unsettled = None
         return settle(executor.undo(self._ops, self._journal))
 
-    def _by_policy(self, snapshot: Snapshot, chosen: tuple[Policy, ...]) -> Plan:
+    def _by(self, chosen: Sequence[Policy]) -> Callable[[Snapshot], Plan]:
+        self._seen = qemu_filter(chosen)
+        return partial(self._policy_plan, chosen)
+
+    def _policy_plan(self, chosen: Sequence[Policy], snapshot: Snapshot) -> Plan:
         under_test = [g for g in snapshot.guests if self._names(g.name, g.ref)]
-        if self._guests and not any(
-            match(p, guest) is not Match.NONE for p in chosen for guest in under_test
-        ):
+        named = any(match(p, g) is not Match.NONE for p in chosen for g in under_test)
+        if self._guests and not named:
             raise VsrtuneError(
                 f"no policy names any of the routers that run ({', '.join(self._guests)})",
                 where=chosen[0].path,
@@ -124,18 +124,17 @@ class Tuner:
     def _names(self, name: str, ref: str) -> bool:
         return name in self._guests or ref in self._guests
 
-    def _carry_out(self, make: _Plans, chosen: tuple[Policy, ...]) -> tuple[str, ...]:
-        seen = qemu_filter(chosen)
+    def _carry_out(self, make: Callable[[Snapshot], Plan]) -> tuple[str, ...]:
         for _ in range(_TRIES):
-            snapshot = live_observer(self._uri, lambda: seen).observe(0.0)
+            snapshot = live_observer(self._uri, lambda: self._seen).observe(0.0)
             adopt_brought(snapshot, snapshot.guests, self._journal)
-            plan = make(snapshot, chosen)
+            plan = make(snapshot)
             for refusal in plan.refusals:
                 where = f"{refusal.policy}: {refusal.guest}"
                 raise VsrtuneError(refusal.reason, where=where, hint=refusal.hint)
             result = executor.apply(plan, self._ops, self._journal)
             if not result.failed:
-                self._unsettled = (make, chosen) if self._waits(plan, result) else None
+                self._unsettled = make if self._waits(plan, result) else None
                 skipped = (f"{s.guest}: {s.subject}: {s.reason}" for s in plan.skipped)
                 return (*plan.warnings, *skipped)
             self.undo()

@@ -9,6 +9,7 @@ process, so the tracing of others stays as it is, and nothing runs while nobody 
 from __future__ import annotations
 
 import contextlib
+import errno
 import itertools
 import os
 import platform
@@ -201,6 +202,8 @@ class ChangeEvents(Background):
         self._places: tuple[Snapshot | None, Mapping[Place, Scope]] = (None, {})
         self._filtered: frozenset[int] | None = None
         self.watching = threading.Event()
+        # Whether the kernel does not tell of some settings of the host.
+        self.missing = False
 
     def run(self) -> None:
         """Listen. Where the kernel refuses, say so once: the checks find the changes then."""
@@ -224,6 +227,10 @@ class ChangeEvents(Background):
             self._listen(pipe)
 
     def _open(self) -> int:
+        if platform.machine() not in _REGISTERS:
+            # Half of it would make the checks rare.
+            what = f"the registers of {platform.machine()} are not known"
+            raise OSError(errno.EOPNOTSUPP, what, "kprobes")
         pid = os.getpid()
         instance = _instance(self._tracefs, pid)
         with _nameless(f"{self._tracefs}/trace_options"):
@@ -246,8 +253,9 @@ class ChangeEvents(Background):
             except OSError as error:
                 if probe.event in _OF_THREADS:
                     raise
-                # What it would tell is also found by a check.
-                LOGGER.debug("no kprobe at %s: %s", probe.function, error)
+                # What it would tell is also found by a check, which then has to come often.
+                self.missing = True
+                LOGGER.warning("no kprobe at %s: %s; files are read for it", probe.function, error)
         write_file(f"{instance}/events/cgroup/cgroup_attach_task/enable", "1")
         return os.open(f"{instance}/trace_pipe", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
 

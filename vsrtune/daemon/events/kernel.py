@@ -62,11 +62,14 @@ class LinkEvents(Background):
 
     def run(self) -> None:
         """Listen. Log a failure once while it lasts, and try again."""
-        said = False
+        said = first = False
         while not self._stopping.is_set():
             try:
                 with LinkMonitor(self._buffer) as monitor:
                     self._reread()
+                    if first:
+                        self._dirty("news of network devices were lost")
+                    first = True
                     self.listening.set()
                     said = False
                     self._listen(monitor)
