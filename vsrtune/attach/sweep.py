@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import errno
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vsrtune.attach.clones import Clones
 from vsrtune.attach.devices import Devices
@@ -123,7 +123,9 @@ class Sweep:
             except VsrtuneError as error:
                 failed.append(error)
                 continue
-            made = [e.id for e, other in self._ledger.clones() if other == clone]
+            made = [
+                e.id for e, other in self._ledger.clones() if replace(other, uri=clone.uri) == clone
+            ]
             self._ledger.done(entry.id, *made)
         return Swept(tuple(did), tuple(failed))
 

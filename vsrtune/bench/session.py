@@ -183,10 +183,11 @@ class _Session:
         """The trial in the configuration of that index, of an earlier run where it is known."""
         index, load = order
         configuration = self.configurations[index]
-        trial = self.left.pop(0) if self.left else self._made(configuration, load)
+        trial = self.left[0] if self.left else self._made(configuration, load)
         if (trial.configuration, trial.load) != (configuration.name, load):
             hint = "give the same --pairs as then, or name another file with --json"
             raise VsrtuneError("the file for the result holds trials of another order", hint=hint)
+        del self.left[:1]
         self.trials.append(trial)
         self.watch.made(trial)
         return trial
@@ -230,7 +231,7 @@ class _Session:
             spec=self.spec,
             method=self.method,
             configurations=self.configurations,
-            trials=tuple(self.trials),
+            trials=(*self.trials, *self.left),
             summary=summary,
             environment={name: self.environment[name] for name in names},
             seed=self.seed,
@@ -241,8 +242,7 @@ class _Session:
 
     def _describe(self, configuration: Configuration, notes: Sequence[str]) -> None:
         block = environment(self.observe(), self.spec, configuration, self.tester.devices())
-        block["notes"] = list(notes)
-        self.environment[configuration.name] = block
+        self.environment[configuration.name] = block | {"notes": list(notes)}
         for note in notes:
             self.watch.say(f"{configuration.name}: {note}")
 

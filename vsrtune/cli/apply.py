@@ -368,8 +368,13 @@ def _with_libvirt_guests(uri: str) -> Snapshot | None:
 
 
 def _check_confirmed(snapshot: Snapshot | None, uri: str) -> None:
-    """Raise ObserveError when libvirt did not answer for a guest."""
-    silent = [g.ref for g in (snapshot.guests if snapshot is not None else ()) if g.unconfirmed]
+    """Raise ObserveError when libvirt did not answer for a guest, or one could not be looked at."""
+    if snapshot is None:
+        return
+    for problem in snapshot.problems:
+        if problem.reader == "domain" or problem.reader.startswith("guest "):
+            raise ObserveError(problem.what, hint="`vsrtune show` lists what could not be read")
+    silent = [guest.ref for guest in snapshot.guests if guest.unconfirmed]
     if silent:
         raise ObserveError(
             f"libvirt does not answer for {', '.join(silent)}",

@@ -31,7 +31,7 @@ from vsrtune.policy.matching import assign
 from vsrtune.policy.model import Policy
 from vsrtune.views.tables import Table
 
-_TAKEN_BACK = "an interrupted switch is taken back"
+_TAKEN_BACK = "a switch is under way, or was interrupted and is taken back"
 
 
 def wanted(
@@ -127,6 +127,22 @@ def carry(switcher: Switcher, switch: Switch) -> Swept:
         return switcher.carry_out(switch)
 
 
+def check_libvirt(switch: Switch, host: AttachHostState, uri: str) -> None:
+    """Raises VsrtuneError when a switch of a group concerns guests of another libvirt, which seem
+    not to run."""
+    names = {m.device.name for m in switch.moves} | {d.name for d in switch.leaves}
+    origins = (origin for group in host.groups.values() for origin in group)
+    concerned = [origin.uri for origin in origins if origin.device.name in names]
+    concerned += [clone.uri for clone in (*switch.ended, *switch.kept)]
+    for other in concerned:
+        if other not in ("", uri):
+            raise VsrtuneError(
+                "guests of the group are those of another libvirt",
+                where=uri,
+                hint=f"--connect {other}",
+            )
+
+
 def tell_of_boot(switch: Switch) -> None:
     """Say how the devices that definitions name since this switch are made at a boot, unless the
     host does that already."""
@@ -155,7 +171,9 @@ def table(found: Sequence[Batch], *, verbose: bool = False) -> Table:
     rows: list[tuple[str, ...]] = []
     for batch in found:
         names, steps = ", ".join(batch.guests), ["is planned on the host itself only"]
-        if batch.error is not None:
+        if batch.reason == _TAKEN_BACK:
+            names, steps = names or "devices", ["take back what was done"]
+        elif batch.error is not None:
             steps = [f"refused: {batch.error}"]
         elif batch.switch is not None:
             made = [str(step) for step in batch.switch.steps]

@@ -266,6 +266,7 @@ def _carry_out(
         source = template_of(live, template) if template else None
         host = survey(live, switcher.origins(), places.journal, switcher.clones(), source)
         switch = choose(host)
+        attachments.check_libvirt(switch, host, live.uri)
         attachments.show(switch)
         failed: tuple[VsrtuneError, ...] = ()
         if not dry_run and (switch.steps or switch.leaves or switch.ended or switch.kept):

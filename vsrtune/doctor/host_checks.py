@@ -37,7 +37,8 @@ def observation(case: Case) -> Iterable[Finding]:
         needless = libvirt and sources and sources <= set(WITHOUT_LIBVIRT)
         tell = info if needless else warning
         # The problem's own text says what to do about a libvirt that does not answer.
-        hint = "see --connect" if libvirt else "run as root"
+        hints = {"libvirt": "see --connect", "domain": "docs/hardening.md says who is a guest"}
+        hint = hints.get(problem.reader, "run as root")
         yield tell(problem.what, hint, f"reader {problem.reader}")
     for guest in case.snapshot.guests:
         for text in guest.problems:

@@ -35,6 +35,7 @@ For each other action
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 
 from vsrtune.core.cpuset import CpuSet
@@ -204,7 +205,7 @@ def _apply(plan: Plan, ops: LiveSysOps, journal: Journal, unmoved: Target | None
             ours = entry is not None and cut(entry.written, now, ops)
             before = entry.written if entry is not None and ours else ops.whole(target, now)
             action = replace(action, before=before)
-            original = inherited(target, now, journal) if entry is None else None
+            original = inherited(target, now, ops, journal) if entry is None else None
             if action.enforced:
                 original = action.after if entry is None else entry.original
                 named.add(target)
@@ -290,13 +291,15 @@ def _release(plan: Plan, ops: LiveSysOps, journal: Journal, tally: _Tally) -> No
     """Carry out the releases of a plan, and forget what it disowns."""
     for target in plan.disowned:
         entry = journal.finished(target)
+        if entry is None:
+            continue
         try:
-            if entry is not None:
-                _disown(entry, ops, journal, tally)
+            waits.check_busy(target, tally.failed)
+            _disown(entry, ops, journal, tally)
         except VanishedError:
             _vanished(target, ops, journal, tally)
-        except WriteError:
-            continue  # unreadable now: the next plan judges it again
+        except WriteError as error:
+            tally.failed.append((undo_action(entry), error))
     back = [a for a in plan.actions if a.release]
     entries = (journal.entry(a.target) for a in reversed(back))
     resolved = _Tally(failed=tally.failed, vanished=tally.vanished, left=tally.left)
@@ -385,7 +388,7 @@ def _change(
     try:
         journal.intent(action, original)
     except JournalError:
-        entry = journal.finished(action.target)
+        entry = journal.entry(action.target)
         own = entry is not None and same_setting(entry.original, action.after)
         if not own or not isinstance(action.target, _SINGLE):
             raise
@@ -547,12 +550,12 @@ def _disown(entry: Entry, ops: LiveSysOps, journal: Journal, tally: _Tally) -> N
 def _leave(entry: Entry, now: Value, ops: LiveSysOps, journal: Journal, tally: _Tally) -> None:
     written, original = entry.written, entry.original
     if isinstance(now, Pin) and isinstance(written, Pin) and now.cpuset == written.cpuset:
-        # Somebody has moved the thread alone: the list is still ours, and binds others too. One
-        # that lost the CPUs of its list was moved by the kernel.
+        # Somebody has moved the thread alone: the list is still ours, and binds others too.
         if isinstance(original, Pin) and not displaced(now):
-            original = replace(original, cpus=now.cpus)
+            bound = CpuSet.parse(original.cpuset)
+            original = replace(original, cpus=(now.cpus & bound or bound) if bound else now.cpus)
         back = replace(undo_action(entry), before=now, after=original)
-        _change(back, ops, journal, back=True)
+        _change(back, ops, journal, entry.original, back=True)
     tally.left.append(Left(entry.target, now, entry.written, entry.original))
     journal.drop(entry.target, "changed by somebody else")
 
@@ -566,7 +569,8 @@ def _finish_interrupted(target: Target, ops: LiveSysOps, journal: Journal) -> li
     tally = _Tally()
     for entry in journal.entries(frozenset([target.guest])):
         if entry.target == target and entry.state == "intent":
-            _resolve(entry, _unfinished(entry), ops, journal, tally)
+            with suppress(JournalError):  # what follows writes an original, or says so
+                _resolve(entry, _unfinished(entry), ops, journal, tally)
     return tally.left
 
 
@@ -585,6 +589,9 @@ def _resolve_all(
             _vanished(entry.target, ops, journal, tally)
         except (WriteError, JournalError) as error:
             tally.failed.append((action, error))
+            if isinstance(error, JournalError) and isinstance(entry.target, _SINGLE):
+                with suppress(VsrtuneError):
+                    ops.write(entry.target, entry.original)
 
 
 def _unfinished(entry: Entry) -> Action:

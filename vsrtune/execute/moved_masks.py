@@ -80,15 +80,19 @@ def disjoint(before: Value, now: Value) -> bool:
     return isinstance(before, CpuSet) and isinstance(now, CpuSet) and now.isdisjoint(before)
 
 
-def inherited(target: Target, now: Value, journal: Journal) -> Value | None:
+def inherited(target: Target, now: Value, ops: LiveSysOps, journal: Journal) -> Value | None:
     """The original of a thread with the mask that vsrtune gave the main thread of its process: the
     thread was made since, and inherited it. None of all others."""
     if not isinstance(target, ThreadAffinity):
         return None
-    for entry in journal.entries(frozenset([target.guest])):
-        of, thread = entry.target, target.thread
+    thread, entries = target.thread, journal.entries(frozenset([target.guest]))
+    moves = [e for e in entries if isinstance(e.target, ThreadCgroup) and e.target.thread == thread]
+    places = [ops.read(ThreadCgroup(target.guest, thread, "")), *(e.original for e in moves)]
+    # Iothreads have cgroups of their own, and what they have is theirs.
+    beside = any(str(place).endswith("/emulator") for place in places)
+    for entry in entries:
+        of = entry.target
         main = isinstance(of, ThreadAffinity) and of.thread.tid == thread.pid != thread.tid
-        # A worker of the kernel has no main thread of its own; both live in the emulator's cgroup.
-        if (main or isinstance(of, EmulatorPin)) and entry.state != "intent":
+        if (main or (beside and isinstance(of, EmulatorPin))) and entry.state != "intent":
             return pinned_cpus(entry.original) if pinned_cpus(entry.written) == now else None
     return None

@@ -79,6 +79,7 @@ def check_busy(target: Target, failed: Failed) -> None:
         return
     failed = tuple(failed)
     silent = {action.target.guest for action, error in failed if _is(error, SilentJobError)}
+    enough = len(silent) > 1 and target.guest not in silent
     for action, error in failed:
         if _is(error, BusyError) and action.target.guest == target.guest:
             raise BusyError(
@@ -87,7 +88,7 @@ def check_busy(target: Target, failed: Failed) -> None:
                 hint="tried again with it",
                 lasting=Lasting.TRANSIENT,
             )
-        if _is(error, LateError) or (len(silent) > 1 and target.guest not in silent):
+        if _is(error, LateError) or (enough and _is(error, SilentJobError)):
             raise UntriedError(
                 f"not tried, because libvirt has kept {action.target} waiting",
                 where=str(target),

@@ -235,13 +235,14 @@ def _queues(
     if requirements.policy.desired(TxQueueLen) is None:
         return
     if not any(i.kind.rings for i in requirements.guest.interfaces):
-        draft.skip(ref, "macvtap queue", "the guest has no macvtap interface")
+        draft.skip(ref, "macvtap queue", "the guest has no macvtap interface", vain=True)
     for interface in requirements.guest.interfaces:
         if not interface.kind.rings:
             draft.skip(
                 ref,
                 f"{interface.target} queue",
                 "no macvtap: in front of a tap's ring stands a qdisc that txqueuelen changes too",
+                vain=True,
             )
             continue
         want_number(context, requirements, interface, TxQueueLen, claimed, draft, "queue")

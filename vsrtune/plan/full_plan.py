@@ -56,7 +56,10 @@ _PINS = ThreadAffinity | VcpuPin | EmulatorPin
 
 REASON = "no policy asks for it any more"
 ADRIFT = "a CPU that it was given is offline, so it may run on others"
-UNSEEN = "nothing guards its class: its guest no longer shows this thread, or is stepped down"
+UNSEEN = (
+    "nothing guards its class: its guest no longer shows this thread, is stepped down, or has no "
+    "policy and libvirt does not answer"
+)
 
 
 def full_plan(
@@ -91,7 +94,8 @@ def plan_with_releases(
     """
     entries = (*entries, *brought_pins.entries(snapshot.guests, snapshot.host, entries))
     written = applied(entries)
-    inputs = Inputs(snapshot, policies, written, reassert, memory, steps)
+    originals = {e.target: e.original for e in entries}
+    inputs = Inputs(snapshot, policies, written, reassert, memory, steps, originals=originals)
     waiting = {g.ref for g in snapshot.guests if g.waits}
     came = frozenset(
         t for t in brought_pins.brought(entries) & written.keys() if t.guest not in waiting
@@ -430,8 +434,10 @@ def _is_applied(host: Host, now: Value | None, written: Value) -> bool:
     the executor reads the value again before it writes."""
     match now, written.cpus if isinstance(written, Pin) else written:
         case (CpuSet() as cpus, CpuSet() as our_cpus):
-            # Partitions have cut it perhaps.
-            return cpus & host.online in (our_cpus & host.online, our_cpus & host.everywhere)
+            # Partitions have cut it perhaps, or its CPUs have gone offline.
+            lost = our_cpus.isdisjoint(host.online) and host.everywhere <= cpus
+            found = cpus & host.online
+            return lost or found in (our_cpus & host.online, our_cpus & host.everywhere)
         case (PartitionState() | Sched() as value, our_value):
             return ours(our_value, value)
         case (TimeSlice() as turn, TimeSlice() as our_turn):

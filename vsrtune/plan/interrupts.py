@@ -339,7 +339,8 @@ class _Device:
         if not nic.threaded_napi:
             return
         if not nic.napi:
-            self._skip("NAPI threads", "its NAPI is threaded, but no thread has its name")
+            why = "its NAPI is threaded, but no thread has its name"
+            self._skip("NAPI threads", why, vain=True)
         if len(nic.napi) > len(nic.queues):
             names = ", ".join(str(t.key.tid) for t in nic.napi)
             self._skip(

@@ -73,9 +73,8 @@ def build(
     for cpu, (rule, requirements) in sorted(rules.items()):
         thread = threads.get(cpu)
         if thread is None:
-            draft.skip(
-                requirements.guest.ref, f"ksoftirqd/{cpu} scheduling", "the thread was not found"
-            )
+            what, why = f"ksoftirqd/{cpu} scheduling", "the thread was not found"
+            draft.skip(requirements.guest.ref, what, why, vain=True)
             continue
         _one(context, thread, rule, requirements, draft)
 
@@ -145,7 +144,8 @@ def build_napi(context: Context, per_guest: Sequence[Requirements], draft: Draft
         }
         what = ", ".join(key for key, value in desired.items() if value is not None)
         if what and not devices:
-            draft.skip(requirements.guest.ref, what, "the guest has no napi_macvtap interface")
+            why = "the guest has no napi_macvtap interface"
+            draft.skip(requirements.guest.ref, what, why, vain=True)
         for device in devices:
             want_number(context, requirements, device, NapiThreaded, claimed, draft)
             _missing(requirements, device, claimed, draft)
@@ -179,7 +179,8 @@ def _missing(
     for what, value in (("CPUs", cpus), ("scheduling", rule)):
         if value is not None:
             told = f"pending: {reason}" if pending else reason
-            draft.skip(ref, f"napi {device.target} {what}", told, pending=pending)
+            subject = f"napi {device.target} {what}"
+            draft.skip(ref, subject, told, pending=pending, vain=not pending)
 
 
 _SUBJECT = "time slice of class rr"

@@ -96,7 +96,8 @@ class Inputs:
     """The inputs of a plan. ``releases`` come first in it; ``snapshot`` and ``applied`` are as
     they will be after them. ``disowned`` is Plan.disowned. ``unable``: guests that are refused
     from the start, and why. ``kept``: slices that stay root domains for the guests that are not
-    planned for. ``seats``: the CPUs that threads had in an earlier round of the same plan."""
+    planned for. ``seats``: the CPUs that threads had in an earlier round of the same plan.
+    ``originals``: what undo restores of ``applied``."""
 
     snapshot: Snapshot
     policies: Sequence[Policy]
@@ -109,6 +110,7 @@ class Inputs:
     unable: Mapping[str, tuple[Refusal, ...]] = field(default_factory=dict)
     kept: frozenset[str] = frozenset()
     seats: Seats = field(default_factory=dict)
+    originals: Mapping[Target, Value] = field(default_factory=dict)
 
     def host_stays(self, refused: Collection[str]) -> bool:
         """Whether what vsrtune has set on the host stays as it is. Guests that are not planned
@@ -349,7 +351,9 @@ def _require(located: Located) -> Required:
     """Collect the requirements of each policy, and judge all of them except CPU selection."""
     inputs, drifts = located.matched.inputs, located.matched.drifts
     host, applied = inputs.snapshot.host, inputs.applied
-    context = Context(host, located.irq, applied, drifts, inputs.kept, inputs.seats)
+    context = Context(
+        host, located.irq, applied, drifts, inputs.kept, inputs.seats, inputs.originals
+    )
     every = [requirements_of(context, guest, policy) for guest, policy in located.pairs]
     refusals = [r for requirements in every for r in requirements.refusals]
     kept = _without(every, refusals)

@@ -83,6 +83,8 @@ class Context:
     kept: frozenset[str] = frozenset()
     # The CPUs that threads had in an earlier round of the same plan.
     seats: Seats = field(default_factory=dict)
+    # What undo restores of ``applied``.
+    originals: Mapping[Target, Value] = field(default_factory=dict)
 
     @property
     def online(self) -> CpuSet:

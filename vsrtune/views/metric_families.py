@@ -123,7 +123,11 @@ def _bottlenecks(scrape: Scrape) -> Value:
 
 def _unread(scrape: Scrape) -> Value:
     snapshot = scrape.state.snapshot
-    problems = snapshot.problems if snapshot is not None else ()
+    if snapshot is None:
+        return {}
+    # A host without guests of libvirt needs none.
+    needless = all(g.source != "libvirt" for g in snapshot.guests)
+    problems = (p for p in snapshot.problems if not (needless and p.reader == "libvirt"))
     # Names of guests are not told: there may be as many of them as somebody likes.
     return Counter((utf8(p.reader.partition(" ")[0]),) for p in problems)
 
@@ -368,7 +372,7 @@ FAMILIES: tuple[Family[Any], ...] = (
     ),
     Family(
         "vsrtune_unread", "gauge", "", DAEMON,
-        "What the last pass could not read, by its reader: libvirt, guest, proc, net, irq, trace.",
+        "What the last pass could not read, by its reader: libvirt, domain, guest, proc, net, ...",
         _unread, ("reader",),
     ),
     Family(

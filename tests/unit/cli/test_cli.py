@@ -513,6 +513,11 @@ class TestNothingRead:
             assert run(*words) == ExitCode.UNREAD
             assert "Nothing to undo" not in run.out
             assert "may stay: qemu:///system: libvirt does not answer for vr1" in run.err
+        odd = Problem("domain", "vr9 runs according to libvirt, but its process is not believed")
+        run.host.snapshot = replace(samples.snapshot(), problems=(odd,))
+        for words in (("undo",), ("undo", "--dry-run")):
+            assert run(*words) == ExitCode.UNREAD
+            assert odd.what in run.err
 
     def test_verify_names_what_cannot_be_made(self, run: Cli) -> None:
         """And not what nobody asked for: a device that the guest drives itself."""

@@ -55,7 +55,13 @@ def test_undo_takes_an_interrupted_switch_back(
     Journal.open(journal, boot_id()).close()
     options = ("--attach-ledger", str(path), "--journal", str(journal))
     run(["undo", "--dry-run", "--connect", URI, *options])
-    assert "would switch: " in capsys.readouterr().out
+    assert "would switch: devices" in capsys.readouterr().out
+    policies = tmp_path / "policies"
+    policies.mkdir()
+    run(["plan", "--policies", str(policies), "--connect", URI, *options])
+    told = capsys.readouterr().out
+    assert "take back what was done" in told
+    assert "on the host itself only" not in told
     assert run(["undo", "--connect", URI, *options]) == 0
     with AttachLedger.open(path) as ledger:
         assert ledger.pending() == []

@@ -256,6 +256,9 @@ class TestCommand:
         beside = tried.policy(GOOD.replace("vhost: 2", "vhost: 3"), "vr1.yaml")
         assert tried(str(tried.file), "--for", "24s", "--keep-if-better") == 0
         assert f"cp {tried.file} {beside} && systemctl" in tried.out
+        assert main.run(["undo"]) == 0
+        assert tried(str(beside), "--for", "24s", "--keep-if-better") == 0
+        assert "To make it permanent: systemctl enable" in tried.out
 
     def test_not_kept_when_it_is_no_better(self, tried: Trials) -> None:
         tried.forwards = (300, 300)

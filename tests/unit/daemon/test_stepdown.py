@@ -25,7 +25,7 @@ from vsrtune.host.state_files import tell_others, told_by_daemon
 from vsrtune.model.daemon_state import GroupGuest, Starved
 from vsrtune.model.guest import Role, SchedClass
 from vsrtune.model.stepdown import Step, StepLevel
-from vsrtune.model.targets import ThreadSched
+from vsrtune.model.targets import Target, ThreadSched
 from vsrtune.plan import planner
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.policy.model import Policy
@@ -283,6 +283,27 @@ def test_a_step_that_the_journal_stops_is_not_told_as_done(
     assert (
         "vr1: its classes are not lowered yet, the next pass tries again: an earlier" in caplog.text
     )
+
+
+def test_a_disk_that_dies_between_intent_and_done_keeps_no_class(
+    host: FakeHost, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    passes = Reconciler(host, host, journal, policies(FIFO), clock=Clock())
+    done = journal.done
+
+    def dead(target: Target) -> None:
+        if isinstance(target, ThreadSched):
+            monkeypatch.setattr(journal, "_append", broken)
+        done(target)
+
+    def broken(_record: object) -> None:
+        raise JournalError("an earlier write failed")
+
+    monkeypatch.setattr(journal, "done", dead)
+    passes.run()
+    assert "other" not in classes(host)[:1]
+    assert not passes.stop()
+    assert classes(host) == ["other", "other"]
 
 
 @pytest.mark.parametrize("refused", [False, True])

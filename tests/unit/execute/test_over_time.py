@@ -103,6 +103,51 @@ def test_the_list_of_a_disowned_pin_is_given_back(kernel: FakeKernel, journal: J
     assert journal.entries() == ()
 
 
+def test_the_list_of_a_disowned_pin_is_the_domains_own(
+    kernel: FakeKernel, journal: Journal
+) -> None:
+    """In which the thread cannot stay where somebody has moved it."""
+    kernel.pin(UUID, None, CpuSet([0]))
+    one(kernel, journal, emulator(kernel), Pin(CpuSet([0, 3]), "0,3"))
+    kernel.state["threads"]["1000"] |= {"mask": "3", "user": "3"}
+    made = undo(kernel.ops(), journal)
+    assert made.failed == ()
+    assert kernel.state["cgroups"][f"{LIBVIRT}/emulator"]["cpus"] == "0"
+    assert journal.entries() == ()
+
+
+def test_a_list_that_cannot_be_given_back_stays_in_the_journal(
+    kernel: FakeKernel, journal: Journal
+) -> None:
+    one(kernel, journal, emulator(kernel), Pin(CpuSet([0, 3]), "0,3"))
+    kernel.state["threads"]["1000"] |= {"mask": "0", "user": "0"}
+
+    def refuse(what: str) -> None:
+        if "libvirt" in what or "cpuset" in what:
+            raise PermissionError(1, "not permitted")
+
+    kernel.ahead = refuse
+    made = apply(Plan(disowned=(emulator(kernel),)), kernel.ops(), journal)
+    assert [action.target for action, _ in made.failed] == [emulator(kernel)]
+    kernel.ahead = lambda _what: None
+    assert [e.target for e in journal.entries()] == [emulator(kernel)]
+    assert undo(kernel.ops(), journal).failed == ()
+    assert kernel.state["cgroups"][f"{LIBVIRT}/emulator"]["cpus"] == ""
+
+
+def test_what_an_iothread_has_is_its_own(kernel: FakeKernel, journal: Journal) -> None:
+    """Also if it is what the emulator has been given."""
+    kernel.state["cgroups"][f"{LIBVIRT}/iothread1"] = copy.deepcopy(
+        kernel.state["cgroups"][f"{LIBVIRT}/vcpu1"]
+    ) | {"cpus": "2-3"}
+    own = {"start": 9040, "cgroup": f"{LIBVIRT}/iothread1", "mask": "2-3", "user": "2-3"}
+    kernel.state["threads"]["1040"] = copy.deepcopy(kernel.state["threads"]["1011"]) | own
+    one(kernel, journal, emulator(kernel), Pin(CpuSet([2, 3]), "2-3"))
+    one(kernel, journal, ThreadAffinity("vr1", key(kernel, 1040), "iothread 1"), CpuSet([3]))
+    assert undo(kernel.ops(), journal).failed == ()
+    assert kernel.mask(1040) == "2-3"
+
+
 # -- plans over time
 
 
@@ -165,6 +210,20 @@ def test_a_slice_with_a_list_beside_a_partition_settles() -> None:
     settled(host, (workers,))
     settled(host, ())
     assert settings(host) == before
+
+
+def test_the_cpus_of_a_partition_that_goes_come_back_to_a_slice() -> None:
+    host = eight("6.1", system="0-7")
+    one_, other = (
+        Policy(name, name, vhost=cpus(cpu), vhost_sched=BUDGET)
+        for name, cpu in (("vr1", "1"), ("vr2", "2"))
+    )
+    settled(host, (one_, other))
+    assert host.kernel.state["cgroups"]["system.slice"]["cpus"] == "0,3-7"
+    settled(host, (other,))
+    assert host.kernel.state["cgroups"]["system.slice"]["cpus"] == "0-1,3-7"
+    settled(host, ())
+    assert host.kernel.state["cgroups"]["system.slice"]["cpus"] == "0-7"
 
 
 def test_a_guest_leaves_a_slice_that_stays_a_root_domain_for_others() -> None:

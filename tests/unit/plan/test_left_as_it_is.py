@@ -112,13 +112,12 @@ LEFT: dict[str, tuple[Snapshot, str, Skipped]] = {
     "no threads to serve": (
         snapshot(router()), "napi: {threaded: true}\nscheduler: {napi: {class: batch}}",
         Skipped(
-            "vr1", "scheduler.napi, napi.threaded", "the guest has no napi_macvtap interface"
-        ),
+            "vr1", "scheduler.napi, napi.threaded", "the guest has no napi_macvtap interface", vain=True),
     ),
     "a CPU without its ksoftirqd": (
         snapshot(router()),
         f"cpus: {{vcpu: 1}}\nscheduler: {{vcpu: {FIFO}, softirq: {FIFO}}}",
-        Skipped("vr1", "ksoftirqd/1 scheduling", "the thread was not found"),
+        Skipped("vr1", "ksoftirqd/1 scheduling", "the thread was not found", vain=True),
     ),
     "ksoftirqd with a budget": (
         snapshot(

@@ -227,10 +227,8 @@ class Tester(Closing):
     def _probes(self, load: Load) -> dict[str, Any]:
         (left, right) = (self._spec.left, self._spec.right)
         if self._opened[left.place]["boot"] != self._opened[right.place]["boot"]:
-            raise VsrtuneError(
-                "one-way latency needs both ends on one machine, for one clock",
-                hint="leave out `latency`",
-            )
+            what = "one-way latency needs both ends on one machine, for one clock"
+            raise VsrtuneError(what, hint="leave out `latency`")
         legs = [asdict(r.forth) for r in self._spec.routers if load.pps.get(r.name, 0.0) > 0]
         rate = min(PROBES_MOST, max(PROBES_LEAST, PROBES_SHARE * load.total))
         rate = min(rate, PROBES_ALL / max(load.seconds, 1.0))

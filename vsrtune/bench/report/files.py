@@ -200,8 +200,9 @@ def _policy(configuration: Configuration) -> dict[str, str] | None:
 
 def _qemu(guests: Sequence[Guest], run: Run) -> str:
     """The version of what runs the guests, not of one installed since; a pod's is not run."""
-    ours = guests and guests[0].source != "kubevirt"
-    command = f"/proc/{guests[0].pid}/exe" if ours else "qemu-system-x86_64"
+    if guests and guests[0].source == "kubevirt":
+        return ""
+    command = f"/proc/{guests[0].pid}/exe" if guests else "qemu-system-x86_64"
     return _match(r"version (\S+( \([^)]*\))?)", run((command, "--version")))
 
 

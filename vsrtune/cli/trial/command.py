@@ -170,10 +170,17 @@ def _chosen(subject: str, snapshot: Snapshot, dirs: tuple[Path, ...]) -> tuple[P
     enable = "systemctl enable --now vsrtune"
     if _is_file(subject):
         policy = read_policy(Path(subject))
-        asked = policy.guest, policy.user
-        # Two files for one guest are an error, with which no daemon starts.
-        same = (p.path for p in readable_policies(dirs) if (p.guest, p.user) == asked)
+        # Two files for one guest are an error, with which no daemon starts, or refuse it.
+        named = [g for g in snapshot.guests if match(policy, g) is Match.EXACT]
+        same = (
+            other.path
+            for other in readable_policies(dirs)
+            if (other.guest, other.user) == (policy.guest, policy.user)
+            or any(match(other, guest) is Match.EXACT for guest in named)
+        )
         place = next(same, f"{dirs[-1]}/")
+        if Path(place).exists() and Path(place).samefile(subject):
+            return policy, enable
         return policy, f"cp {shlex.quote(subject)} {shlex.quote(place)} && {enable}"
     guest = running_guest(snapshot, subject, "; a policy file ends in .yaml")
     others = load_dirs(dirs)

@@ -182,6 +182,11 @@ class Change:
     scope: Scope
 
 
+_REMEDY = (
+    ". Mount tracefs, and see whether the kernel is locked down (/sys/kernel/security/lockdown)"
+)
+
+
 class ChangeEvents(Background):
     """Listens from ``start`` to ``stop``, and removes its probes at the end: join it.
 
@@ -216,10 +221,10 @@ class ChangeEvents(Background):
             except OSError as error:
                 LOGGER.warning(
                     "changes by other programs are not noticed at once: %s: %s; they are found "
-                    "within a minute, without who made them. Mount tracefs, and see whether the "
-                    "kernel is locked down (/sys/kernel/security/lockdown)",
+                    "within a minute, without who made them%s",
                     error.filename or self._tracefs,
                     error.strerror,
+                    "" if error.errno == errno.EOPNOTSUPP else _REMEDY,
                 )
                 return
             self.watching.set()

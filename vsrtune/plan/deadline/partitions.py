@@ -266,9 +266,12 @@ class _Maker:
         for group in self.host.cpusets:
             lists = CpuSet.parse(group.cpus)
             narrowed = CpusetFile(HOST_REF, group.path, CPUS)
-            if top and narrowed in self.context.applied:
-                # Wider, it would take the CPUs from the partition in force.
-                self.draft.desired.add(narrowed)
+            loosely = Partition(HOST_REF, group.path) in self.context.applied
+            if narrowed in self.context.applied and not loosely:
+                # While it is in the way of one partition, the CPUs of another come back.
+                original = self.context.originals.get(narrowed)
+                if isinstance(original, CpusetList):
+                    lists = CpuSet.parse(original.text)
             if "/" in group.path or group.path in loose or not lists & top or group.valid:
                 continue
             if group.path in {d.path for d in self.found.domains}:
