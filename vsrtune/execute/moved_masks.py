@@ -21,6 +21,7 @@ from vsrtune.core.errors import WriteError
 from vsrtune.execute.comparison import still_applied
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
+from vsrtune.model.journal_records import Entry
 from vsrtune.model.plan import Action
 from vsrtune.model.targets import (
     EmulatorPin,
@@ -86,13 +87,24 @@ def inherited(target: Target, now: Value, ops: LiveSysOps, journal: Journal) -> 
     if not isinstance(target, ThreadAffinity):
         return None
     thread, entries = target.thread, journal.entries(frozenset([target.guest]))
-    moves = [e for e in entries if isinstance(e.target, ThreadCgroup) and e.target.thread == thread]
-    places = [ops.read(ThreadCgroup(target.guest, thread, "")), *(e.original for e in moves)]
-    # Iothreads have cgroups of their own, and what they have is theirs.
-    beside = any(str(place).endswith("/emulator") for place in places)
     for entry in entries:
         of = entry.target
+        if entry.state == "intent" or pinned_cpus(entry.written) != now:
+            continue
         main = isinstance(of, ThreadAffinity) and of.thread.tid == thread.pid != thread.tid
-        if (main or (beside and isinstance(of, EmulatorPin))) and entry.state != "intent":
-            return pinned_cpus(entry.original) if pinned_cpus(entry.written) == now else None
+        if main or (isinstance(of, EmulatorPin) and _beside_emulator(target, ops, entries)):
+            return pinned_cpus(entry.original)
     return None
+
+
+def _beside_emulator(target: ThreadAffinity, ops: LiveSysOps, entries: Iterable[Entry]) -> bool:
+    """Whether the thread is in libvirt's cgroup of the emulator, or was before vsrtune moved it.
+    Iothreads have cgroups of their own, and what they have is theirs."""
+    places = [
+        entry.original
+        for entry in entries
+        if isinstance(entry.target, ThreadCgroup) and entry.target.thread == target.thread
+    ]
+    with suppress(WriteError):  # cgroup v1
+        places.append(ops.read(ThreadCgroup(target.guest, target.thread, "")))
+    return any(str(place).endswith("/emulator") for place in places)

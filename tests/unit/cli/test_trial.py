@@ -257,6 +257,7 @@ class TestCommand:
         assert tried(str(tried.file), "--for", "24s", "--keep-if-better") == 0
         assert f"cp {tried.file} {beside} && systemctl" in tried.out
         assert main.run(["undo"]) == 0
+        tried.policy(GOOD, "vr1.yaml")
         assert tried(str(beside), "--for", "24s", "--keep-if-better") == 0
         assert "To make it permanent: systemctl enable" in tried.out
 
