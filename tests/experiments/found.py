@@ -214,9 +214,14 @@ def _costs(found: _Found) -> list[str]:
     """Every point of the figure on harm, whatever they are, and every load with a longer delay."""
     told = " ".join(one.told for one in found.on("no-harm"))
     late = [text for figure in peers.FIGURES for text in _later(figure, found.data)]
+    made = [figure for figure in peers.FIGURES if found.data.of(figure.id).has(peers.RUN)]
     return [
         "## Whether it ever costs anything", "", *_item(f"{told} [Each](no-harm.md)."),
-        *_item(f"**The delay is longer**, by P99: {'; '.join(late) or 'not shown'}."),
+        *_item(
+            "**The delay is longer**, by P99, of one vcpu on two CPUs at "
+            f"{len(made) * len(peers.FACTORS)} loads: "
+            f"{'; '.join(late) or 'not shown'}."
+        ),
     ]  # fmt: skip
 
 

@@ -146,7 +146,10 @@ def _tables(data: Data) -> list[str]:
         cost = ", ".join(ranged([_per_frame(t, role) for t in point.trials]) for role in _ROLES)
         rates = ranged([t.pps for t in point.trials])
         rows.append((_name(percent), rates, str(len(point.trials)), on_line, used, cost))
-    head = f"Forwarded of {offered(top(data, _RUN))}, median (lowest..highest)"
+    head = (
+        f"Forwarded of {offered(top(data, _RUN))}, median (lowest..highest) of all trials (the verdict leaves "
+        "out rounds that were not sent)"
+    )
     return [f"{head}; CPU time per frame in microseconds:", "", *table(heads, rows)]
 
 

@@ -157,7 +157,7 @@ FIGURE = Figure(
     "better of the two configurations.** That is far less overload than the paper's: its 100 % was "
     "2.6 times what its routers forwarded, so 260 % is measured as well. *Unbound* is as "
     "the kernel and libvirt do it, *bound* has every thread of both routers off the interrupt CPU, "
-    "at one FIFO priority. CPU budgets, which do isolate, are measured above.",
+    "at one FIFO priority. CPU budgets are measured above; they are not shown to isolate more than that.",
     runs=(
         Run(
             _PEAK, PAIR, _CONFIGURATIONS, rates=(16000, 32000, 64000),

@@ -299,7 +299,9 @@ def _figure(figure: str, release: str, title: str) -> Figure:
         "shares the loaded way into the router: BGP (keepalive 3 s, hold 9 s), OSPF (hello 1 s, dead 4 s) and "
         "BFD (3 times 300 ms), which nothing depends on. The peer announces routes that the router "
         "announces to a peer behind it. SNMP (a request every 0.5 s) and SSH (the banner, every 2 s) "
-        "are asked from where the load comes. Untuned, libvirt's pins, TuneD, the shipped policy on macvtap, and on the kernel module, whose full ring has places for control frames. A load is so many times the untuned peak.",
+        "are asked from where the load comes. Untuned, libvirt's pins, TuneD, the shipped policy on macvtap, and on the kernel module, whose full ring has places for control frames. A load is so many times the untuned peak. "
+        "A session is kept if the peer saw it up on every tick and counted no loss of it; more means in "
+        "each round, because three are too few for an interval.",
         runs=(
             Run(_PEAK, boot, (untuned(peers.UNTUNED),), rates=RATES, pairs=3, seed=61),
             Run(

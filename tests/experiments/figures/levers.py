@@ -226,7 +226,8 @@ REST = _delay(
     "The rest that realtime threads must leave, kernel 6.1",
     "The shipped policy, with which realtime threads may run for 990 ms of each second on a CPU "
     "(scheduler.rest: 10ms, kernel.sched_rt_runtime_us=990000), beside the same with the kernel's own limit, "
-    "950 ms, and the untuned router. A kernel before 6.12 stops the router for what is left of the "
+    "950 ms, and the untuned router. In the table *vsrtune* is the policy with the kernel's limit, and *rest "
+    "of 10 ms* the shipped one. A kernel before 6.12 stops the router for what is left of the "
     "second, so the delay of what comes meanwhile is up to 50 ms.",
     (untuned(_UNTUNED), policy(_OURS, _KERNELS), policy(_REST, _SHIPPED)),
     (
@@ -260,8 +261,8 @@ SERVER = _delay(
     "What ordinary threads take of the router's CPU, kernel 6.12",
     "The shipped policy, beside the same with 10 ms in 200 instead of the kernel's 50 ms in a second for "
     "the threads of class other that starve on the router's CPU (fair_server in debugfs), and beside the same "
-    "with that CPU in an isolated partition, to which the scheduler moves no thread. Neither lowers P99, so "
-    "neither is built: in overload it is the rings on the way that are full, as P50 shows.",
+    "with that CPU in an isolated partition, to which the scheduler moves no thread. Neither is shown to lower "
+    "P99, so neither is built: in overload it is the rings on the way that are full, as P50 shows.",
     (policy(_OURS, _SHIPPED), _shell(_LEAVES, _SHORT, _LONG, _SHIPPED), _PARTITION),
     (
         ("A fair_server of 10 ms in 200 instead of 50 in a second", _LEAVES, _OURS),

@@ -151,8 +151,9 @@ FIGURE = Figure(
     "on macvtap.",
     ours="One router of one vcpu on two CPUs, the shipped policy; its interfaces are moved between "
     "macvtap and napi_macvtap in every round, by the product's own switch. A load is so many times "
-    "what the router forwards untuned on macvtap. Beside a busy router there are two slow ones, with "
-    f"{_SLOW.rules:,} routing rules and a CPU each: three emulated CPUs on two cores.",
+    "what the router forwards untuned on macvtap. Where two routers are measured, both are slow, with "
+    f"{_SLOW.rules:,} routing rules and a CPU each, and one of them is overloaded: three emulated CPUs on "
+    "two cores.",
     runs=tuple(
         run for made in (_runs, _runs_of_two) for release in _RELEASES for run in made(release)
     ),

@@ -175,7 +175,7 @@ FIGURE = Figure(
     "was chosen by one run of six (raw/no-harm/candidates.json: two busy vcpus, 6.1, 3 rounds, so "
     "without an interval). Median ratios to untuned at 12,000 and 48,000 pps: fifo 0.00 and 0.00, "
     "rr with turns of 100 ms 0.96 and 1.26, of 4 ms 3.27 and 5.10, of 8 ms 3.36 and 6.98, batch "
-    "4.06 and 5.57. SCHED_OTHER with a slice of its own lost against untuned with an idle router.",
+    "4.06 and 5.57.",
     runs=(*(one for run in _RUNS.values() for one in (_peak(run), run)), *_SHARED.values()),
     plots=lambda _data: {},  # forty curves in one picture say nothing; the tables have it all
     claims=(
