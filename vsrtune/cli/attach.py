@@ -51,8 +51,8 @@ from vsrtune.model.guest import Attachment
     click.option(
         "--devices",
         is_flag=True,
-        help="Make the devices that persistent definitions name, and no more: for the start "
-        "of the host.",
+        help="Make all devices of the ledger, bring up those that definitions name, and no more: "
+        "for the start of the host.",
     ),
 )
 @places_options

@@ -22,7 +22,7 @@ class ExitCode(IntEnum):
     WRONG = 2, "The command line or a file that it reads is wrong; nothing was done."
     DIFFERS = (
         3,
-        "The host is not as the policies say (verify, status, plan), or has warnings (doctor).",
+        "Not as the policies say (verify, status, plan --detailed-exitcode), or warnings (doctor).",
     )
     UNREAD = (
         4,
@@ -32,7 +32,7 @@ class ExitCode(IntEnum):
         5,
         "A guest cannot have what its policy asks and is not changed (plan, apply, verify).",
     )
-    UNDECIDED = 6, "The traffic was too little, or the difference too small, to tell (try)."
+    UNDECIDED = 6, "The trial decided nothing: too few turns counted, or nothing changed (try)."
     HANDED_OVER = 75, "SIGUSR2 had the daemon hand over to another one; the guests stay tuned."
     INTERRUPTED = 130, "Interrupted."
     NO_READER = 141, "Whoever read the output has gone."

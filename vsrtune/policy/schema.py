@@ -154,13 +154,14 @@ def _scheduler(whose: str) -> dict[str, Any]:
                 1,
                 MAX_PRIORITY,
                 description="Realtime priority; required with fifo and rr, not allowed "
-                "with other and batch. Equal priorities of vcpu and vhost measured best "
+                "with other classes. Equal priorities of vcpu and vhost measured best "
                 "(Abeni et al., section 3.3).",
             ),
             "slice": _time(
                 "How long a thread of class rr runs before its equals get their turn, 1ms to "
-                "100ms; the kernel rounds up to its tick. It has one for the whole host: the "
-                "shortest that a policy asks for. Unset leaves it alone"
+                "100ms in whole milliseconds; not allowed with other classes. The kernel rounds "
+                "up to its tick. It has one for the whole host: the shortest that a policy asks "
+                "for. Unset leaves it alone"
             ),
         },
         ("class",),
@@ -372,9 +373,10 @@ SCHEMA: dict[str, Any] = {
                 ),
                 "rest": _time(
                     "How much of each second realtime threads leave to others on their CPU, 1ms "
-                    "to 50ms; 0ms asks for nothing. The host has one: the longest that a policy "
-                    "asks for. Kernels from 6.12 on need none; beside a policy with class deadline "
-                    "it stays as it is"
+                    "to 50ms; 0ms asks for nothing. Any other value needs a thread of class rr or "
+                    "fifo in the policy. The host has one: the longest that a policy asks for. "
+                    "Kernels from 6.12 on need none; beside a policy with class deadline it stays "
+                    "as it is"
                 ),
             },
             description="Scheduling classes of the guest's threads.",
