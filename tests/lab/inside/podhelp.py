@@ -119,7 +119,7 @@ def config(daemonset: Json, image: Json, volumes: dict[str, Path], scope: str) -
     pod = copy.deepcopy(daemonset["spec"]["template"]["spec"])
     for key in (
         # What says where and when, and no privilege.
-        "affinity", "terminationGracePeriodSeconds", "enableServiceLinks",
+        "affinity", "tolerations", "terminationGracePeriodSeconds", "enableServiceLinks",
         "serviceAccountName",
     ):  # fmt: skip
         del pod[key]
