@@ -210,6 +210,22 @@ def bed(libvirt_guest: LabGuest) -> Iterator[Bed]:
     made.restore()
 
 
+def test_the_generator_keeps_to_its_cpu_after_a_partition(bed: Bed) -> None:
+    """A kernel of 6.1 lets pktgen's threads run anywhere once one was made, and a generator beside
+    a stage sends no more than that stage takes."""
+    place = Path("/sys/fs/cgroup/generator")
+    place.mkdir()
+    try:
+        (place / "cpuset.cpus").write_text(str(VHOST_CPU))
+        (place / "cpuset.cpus.partition").write_text("root")
+        (place / "cpuset.cpus.partition").write_text("member")
+    finally:
+        place.rmdir()
+    bed.send(1000, 0.5)
+    for pid in labhelp.sh("pgrep", "^kpktgend_0$").stdout.split():
+        assert os.sched_getaffinity(int(pid)) == {0}
+
+
 def test_injected_bottlenecks_are_named(bed: Bed) -> None:
     """In at least nine of ten trials."""
     turns = [kind for kind in KINDS for _ in range(TRIALS)]
