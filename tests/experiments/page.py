@@ -51,10 +51,10 @@ work that ran on it.
 """
 _RULES = f"""\
 The [rules of all verdicts](../../tests/experiments/judge.py) are committed before a run, and its
-raw file names the commit; a run that is older than they are is marked. More or less: the interval excludes 1.
-At least so many times: the interval lies at or above it; below it, the point is missed. The same: a 90 %
-interval within 1/{SAME} and {SAME} (two one-sided tests). Otherwise the
-point is "not shown". It is "not judged" where the generator sent over {100 * SENT:.0f} % off what was
+raw file names the commit; a run that is older than they are is marked. More or less: the interval
+excludes 1. At least so many times: the interval lies at or above it; below it, the point is missed.
+The same: a 90 % interval within 1/{SAME} and {SAME} (two one-sided tests). Otherwise the point is
+"not shown". It is "not judged" where the generator sent over {100 * SENT:.0f} % off what was
 asked in more than {100 * (1 - KEPT):.0f} % of the rounds (a round with such a trial never counts),
 where runs were made one after the other, or where the machine was not quiet. A router that forwarded
 fewer than {ALIVE} frames in a trial stood still.
