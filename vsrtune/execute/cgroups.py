@@ -6,7 +6,8 @@ from __future__ import annotations
 import errno
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from itertools import islice
 
 from vsrtune.core.cpuset import CpuSet
@@ -15,16 +16,19 @@ from vsrtune.execute.cpuset_clear import make_threaded
 from vsrtune.execute.errno_table import Operation, told, write_error
 from vsrtune.execute.syscalls import LiveCalls
 from vsrtune.execute.threads import CPUS, HostThread
-from vsrtune.host.cgroupfs import MOUNT, children
+from vsrtune.host.cgroupfs import MOUNT, children, directory
 from vsrtune.host.filesystem import HostRoot, text_of
 from vsrtune.host.procfs import parse_stat
 from vsrtune.model.cpuset_tree import upwards
 from vsrtune.model.guest import ThreadKey
+from vsrtune.model.host import release_of
 from vsrtune.model.targets import (
     CgroupDir,
     CgroupTarget,
     CpusetFile,
     CpusetList,
+    Noted,
+    Noting,
     Partition,
     PartitionState,
     ThreadMask,
@@ -38,6 +42,7 @@ _RMDIR_PAUSE = 0.02
 # Users make as many cgroups and threads below a slice as they like. Masks of threads beyond these,
 # in the lowest cgroups, are not kept.
 MOST_CGROUPS = MOST_THREADS = 1 << 16
+_OSRELEASE = "/proc/sys/kernel/osrelease"
 
 
 def settle(thread: HostThread, wanted: CpuSet) -> None:
@@ -49,9 +54,7 @@ def settle(thread: HostThread, wanted: CpuSet) -> None:
     """
     try:
         thread.check()
-        allowed = thread.allowed()
-        if allowed is not None:
-            wanted = wanted & allowed or allowed
+        wanted = thread.left(wanted)
         if thread.affinity() != wanted:
             thread.set_affinity(wanted)
     except VanishedError:
@@ -79,13 +82,13 @@ class Cgroups:
             return False
         self._check(base, target)
         try:
-            if isinstance(target, Partition):
-                return PartitionState(self._root.read(f"{base}/{PARTITION_FILE}").strip())
-            text = self._root.read(f"{base}/{target.file}").strip()
+            file = PARTITION_FILE if isinstance(target, Partition) else target.file
+            text = self._root.read(f"{base}/{file}").strip()
         except FileNotFoundError:
             # systemd removes the controller when no guest needs it any more.
             raise VanishedError("the cgroup has no cpuset any more", where=str(target)) from None
-        return CpusetList(text, self._own_masks(target))
+        kind = PartitionState if isinstance(target, Partition) else CpusetList
+        return kind(text, tuple(self._wanted(target)))
 
     def _check(self, base: str, target: CgroupTarget) -> None:
         if not self._root.exists(base):
@@ -126,18 +129,10 @@ class Cgroups:
 
     def write_list(self, target: CpusetFile, value: CpusetList) -> None:
         """Write a CPU list, and give threads below their own masks back: 6.1 widens these to the
-        whole new list. A mask of ``value`` is given back unless the thread got another one since:
-        the present list may have cut it, and a kill may have lost it."""
+        whole new list."""
         base = f"{MOUNT}/{target.path}"
         self._check(base, target)
-        earlier = {m.thread: m.cpus for m in value.masks}
-        keep: dict[ThreadKey, CpuSet] = {}
-        for key, mask, allowed in self._masks(target):
-            cpus = earlier.get(key)
-            if cpus is not None and mask in (allowed, cpus & allowed):
-                keep[key] = cpus
-            elif mask != allowed:
-                keep[key] = mask
+        keep = list(self._wanted(target, value.masks, lost=True))
         operation = Operation.CPUSET if target.file == "cpuset.cpus" else Operation.EXCLUSIVE
         try:
             self._calls.write(f"{base}/{target.file}", value.text)
@@ -148,23 +143,50 @@ class Cgroups:
             # of all CPUs means the same.
             possible = self._root.read(f"{CPUS}/possible").strip()
             self._calls.write(f"{base}/{target.file}", possible)
-        for key, cpus in keep.items():
-            settle(HostThread(self._root, self._calls, key, str(target)), cpus)
+        self._settle(target, keep)
 
-    def _own_masks(self, target: CpusetFile) -> tuple[ThreadMask, ...]:
-        """Threads below a slice whose masks are narrower than their cpusets."""
-        found = self._masks(target)
-        return tuple(ThreadMask(key, mask) for key, mask, allowed in found if mask != allowed)
+    # -- masks of threads
 
-    def _masks(self, target: CpusetFile) -> Iterator[tuple[ThreadKey, CpuSet, CpuSet]]:
-        """The threads below a slice, with their masks and the CPUs of their cpusets."""
-        if "/" in target.path or target.file != "cpuset.cpus":
+    def renewed(self, target: Noting, value: Noted) -> Noted:
+        """As LiveSysOps.renewed."""
+        return replace(value, masks=tuple(self._wanted(target, value.masks)))
+
+    def _wanted(
+        self, target: Noting, noted: Iterable[ThreadMask] = (), lost: bool = False
+    ) -> Iterator[ThreadMask]:
+        """The threads whose masks a write of ``target`` loses, with the masks to give them: the
+        ``noted`` ones where the present cpuset has cut them, otherwise those that are narrower than
+        the cpuset. ``lost``: a kill may have lost noted masks, so that a thread with all CPUs of
+        its cpuset gets its own back as well."""
+        earlier = {m.thread: m.cpus for m in noted}
+        for key, mask, allowed in self._masks(target):
+            cpus, now = earlier.get(key), mask & allowed
+            if cpus is not None and (
+                now == (cpus & allowed or allowed) or (lost and now == allowed)
+            ):
+                yield ThreadMask(key, cpus)
+            elif now != allowed:
+                yield ThreadMask(key, mask)
+
+    def _settle(self, target: Noting, keep: Iterable[ThreadMask]) -> None:
+        for own in keep:
+            settle(HostThread(self._root, self._calls, own.thread, str(target)), own.cpus)
+
+    def _masks(self, target: Noting) -> Iterator[tuple[ThreadKey, CpuSet, CpuSet]]:
+        """The threads whose masks a write of ``target`` may lose, with their masks and the CPUs of
+        their cpusets: those below a slice whose list it is, and before 6.2 all of the host when a
+        partition is made or ends (update_tasks_cpumask)."""
+        if isinstance(target, Partition):
+            if release_of(self._root.read(_OSRELEASE)) >= (6, 2):
+                return
+        elif "/" in target.path or target.file != "cpuset.cpus":
             return
+        top = "" if isinstance(target, Partition) else target.path
         tids = (
             (tid, allowed)
-            for path, allowed in islice(self._below(target.path), MOST_CGROUPS)
+            for path, allowed in islice(self._below(top), MOST_CGROUPS)
             # A domain with threaded children lists none of its own.
-            for tid in (text_of(self._root, f"{MOUNT}/{path}/cgroup.threads") or "").split()
+            for tid in (text_of(self._root, f"{directory(path)}/cgroup.threads") or "").split()
         )
         for tid, allowed in islice(tids, MOST_THREADS):
             try:
@@ -173,18 +195,18 @@ class Cgroups:
                 mask = HostThread(self._root, self._calls, key, str(target)).affinity()
             except OSError:
                 continue
-            if allowed is not None:
+            if allowed is not None and not stat.bound:
                 yield key, mask, allowed
 
     def _below(self, path: str) -> Iterator[tuple[str, CpuSet | None]]:
-        """A slice and the cgroups in it, the upper ones first, with the CPUs of their cpusets."""
+        """A cgroup and those in it, the upper ones first, with the CPUs of their cpusets."""
         waiting: deque[tuple[str, CpuSet | None]] = deque([(path, None)])
         while waiting:
             path, allowed = waiting.popleft()
-            text = text_of(self._root, f"{MOUNT}/{path}/cpuset.cpus.effective")
+            text = text_of(self._root, f"{directory(path)}/cpuset.cpus.effective")
             allowed = allowed if text is None else CpuSet.parse(text)
             yield path, allowed
-            inside = (f"{path}/{name}" for name in children(self._root, path))
+            inside = (f"{path}/{name}".lstrip("/") for name in children(self._root, path))
             waiting += (
                 (p, allowed) for p in inside if self._root.exists(f"{MOUNT}/{p}/cgroup.procs")
             )
@@ -212,16 +234,19 @@ class Cgroups:
         return any(text_of(self._root, file) not in ("member", None) for file in files)
 
     def write_partition(self, target: Partition, state: PartitionState) -> None:
-        """Make a cgroup a partition or a member again. Raises WriteError with the kernel's reason
-        when the kernel makes a partition but calls it invalid."""
+        """Make a cgroup a partition or a member again, and give threads their own masks back.
+        Raises WriteError with the kernel's reason when the kernel makes a partition but calls it
+        invalid."""
         base = f"{MOUNT}/{target.path}"
         self._check(base, target)
         file = f"{base}/{PARTITION_FILE}"
+        keep = list(self._wanted(target, state.masks, lost=True))
         with told(Operation.PARTITION, str(target), state.wanted):
             if state.wanted == "root" and "invalid" in self._root.read(file):
                 # An invalid partition stays invalid even after the cause is gone.
                 self._calls.write(file, "member")
             self._calls.write(file, state.wanted)
+        self._settle(target, keep)
         now = self._root.read(file).strip()
         if state.text == "root" and now != "root":
             hint = (

@@ -49,7 +49,7 @@ from vsrtune.core.errors import (
     VsrtuneError,
     WriteError,
 )
-from vsrtune.execute import waits
+from vsrtune.execute import moved_masks, waits
 from vsrtune.execute.comparison import (
     between,
     cut,
@@ -60,23 +60,15 @@ from vsrtune.execute.comparison import (
 )
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
-from vsrtune.execute.moved_masks import (
-    adopt_masks,
-    affinity_of,
-    disjoint,
-    follow,
-    inherited,
-    masks_kept,
-)
 from vsrtune.execute.vanished import drop_vanished
 from vsrtune.model.journal_records import Entry, displaced, same_setting, undo_action, undo_order
 from vsrtune.model.plan import Action, Plan
 from vsrtune.model.targets import (
     HOST_REF,
     CgroupDir,
-    CpusetList,
     DeviceNumber,
     IrqAffinity,
+    Noted,
     Pin,
     QueueCpus,
     SchedLimit,
@@ -203,9 +195,11 @@ def _apply(plan: Plan, ops: LiveSysOps, journal: Journal, unmoved: Target | None
             # partitions have taken.
             entry = journal.entry(target)
             ours = entry is not None and cut(entry.written, now, ops)
-            before = entry.written if entry is not None and ours else ops.whole(target, now)
+            before = (
+                entry.written if entry and ours else moved_masks.whole(target, now, ops, journal)
+            )
             action = replace(action, before=before)
-            original = inherited(target, now, ops, journal) if entry is None else None
+            original = moved_masks.inherited(target, now, ops, journal) if entry is None else None
             if action.enforced:
                 original = action.after if entry is None else entry.original
                 named.add(target)
@@ -304,9 +298,9 @@ def _release(plan: Plan, ops: LiveSysOps, journal: Journal, tally: _Tally) -> No
     entries = (journal.entry(a.target) for a in reversed(back))
     resolved = _Tally(failed=tally.failed, vanished=tally.vanished, left=tally.left)
     _resolve_all([e for e in entries if e is not None], ops, journal, resolved)
-    kept = masks_kept(back, ops, journal)
+    kept = moved_masks.kept(back, ops, journal)
     _restore_all(back, ops, journal, tally)
-    adopt_masks(kept, ops, journal)
+    moved_masks.adopt(kept, ops, journal)
 
 
 def _restore_all(back: Sequence[Action], ops: LiveSysOps, journal: Journal, tally: _Tally) -> None:
@@ -351,9 +345,10 @@ def recover(ops: LiveSysOps, journal: Journal) -> Result:
 
     * adopted when the host has ``after``: written once more, which completes hidden steps
       (``done``);
-    * forgotten when the host has ``before``, unless it is a pin or a CPU list;
-    * half-written when the host has a mixture of both, or ``before`` of a pin or list: ``before``
-      is written again, or ``after`` if that is the original (the crash was in an undo) (``done``);
+    * forgotten when the host has ``before``, unless it is a pin, a CPU list or a partition, which
+      other threads may have lost their masks to;
+    * half-written when the host has a mixture of both, or such a ``before``: ``before`` is written
+      again, or ``after`` if that is the original (the crash was in an undo) (``done``);
     * otherwise somebody else's value: left alone and dropped (``left``).
 
     Raises JournalError only. An entry whose write fails stays unfinished (``failed``).
@@ -411,7 +406,7 @@ def _change(
         journal.done(action.target)
     if guard is not None:
         journal.revert(guard.target)
-        follow(guard, ops.read(guard.target), ops, journal)
+        moved_masks.follow(guard, ops.read(guard.target), ops, journal)
 
 
 def _take_back(
@@ -449,7 +444,7 @@ def _guard(action: Action, ops: LiveSysOps, journal: Journal) -> Action | None:
     target = action.target
     if not isinstance(target, ThreadCgroup):
         return None
-    affinity = affinity_of(target)
+    affinity = moved_masks.affinity_of(target)
     _finish_interrupted(affinity, ops, journal)
     now = ops.read(affinity)
     return Action(affinity, now, now, "kept across the move between cgroups")
@@ -526,7 +521,7 @@ def _restore(entry: Entry, back: Action, ops: LiveSysOps, journal: Journal, tall
         if back.release:
             tally.done.append(back)
     elif still_applied(entry.written, now, ops):
-        change = replace(back, before=entry.written, release=False)
+        change = moved_masks.renewed(replace(back, before=entry.written, release=False), ops)
         _change(change, ops, journal, back=True)
         tally.done.append(back)
     elif isinstance(now, CpuSet | Pin) and (
@@ -607,23 +602,23 @@ def _resolve(
     now = ops.read(target)
     back = after == entry.original
     if exactly(after, now, ops) or (back and cut(after, now, ops)):
-        ops.write(target, after)
+        ops.write(target, moved_masks.noted(after, before))
         _read_back(target, after, ops, back=back)
         if before == after:
             journal.revert(target)  # an affinity that was kept across a move
         else:
             journal.done(target)
         tally.done.append(action)
-    elif not isinstance(before, Pin | CpusetList) and (
+    elif not isinstance(before, Pin | Noted) and (
         exactly(before, now, ops) or cut(before, now, ops)
     ):
-        # The write never happened. A pin or a list, however, may have reached threads: those beside
-        # it, or those below, whose masks are written last.
+        # The write never happened. A pin, list or partition may have reached other threads, whose
+        # masks are written last.
         journal.revert(target)
-    elif before == after and disjoint(before, now):
+    elif before == after and moved_masks.disjoint(before, now):
         # The new cgroup has none of these CPUs.
         journal.revert(target)
-        follow(action, now, ops, journal)
+        moved_masks.follow(action, now, ops, journal)
     elif before == after or exactly(before, now, ops) or between(before, after, now, ops):
         if back:
             ops.write(target, after)

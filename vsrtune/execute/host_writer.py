@@ -51,6 +51,8 @@ from vsrtune.model.targets import (
     DeviceTarget,
     EmulatorPin,
     IrqAffinity,
+    Noted,
+    Noting,
     Partition,
     Pin,
     QueueCpus,
@@ -246,6 +248,13 @@ class LiveSysOps:
         if isinstance(value, Pin):
             return replace(value, cpus=value.cpus | taken)
         return value | taken if isinstance(value, CpuSet) else value
+
+    def renewed(self, target: Noting, value: Noted) -> Noted:
+        """``value`` of a CPU list or partition with the masks that threads are to have beside it:
+        those noted in it, unless a thread got another one since, and those that threads got since.
+        Raises WriteError."""
+        with self._translated(target):
+            return self._cgroups.renewed(target, value)
 
     def heir(self, target: ThreadSched) -> ThreadSched | None:
         """The main thread of the process of a thread that is gone, if it has not ended too. The

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
-"""The masks of threads that are moved between cgroups.
+"""The masks that threads lose to a move between cgroups, a CPU list or a partition.
 
 A move between cgroups may cost the thread its affinity (6.1), which is no part of the cgroup's
 value. The executor therefore journals the affinity around the move as an intent of its own, from
@@ -8,6 +8,9 @@ of ours, whoever set the affinity: the intent ends as taken back, with the entry
 
 A new cgroup may have none of the CPUs of a mask. What the kernel gives the thread then is no drift
 of a mask of ours: its entry follows.
+
+A list or partition notes the masks that its write loses, also those of threads that are not a
+guest's. Each note is of the mask before all lists and partitions of ours.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import replace
+from itertools import chain
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import WriteError
@@ -25,6 +29,8 @@ from vsrtune.model.journal_records import Entry
 from vsrtune.model.plan import Action
 from vsrtune.model.targets import (
     EmulatorPin,
+    Noted,
+    Noting,
     Target,
     ThreadAffinity,
     ThreadCgroup,
@@ -38,7 +44,7 @@ def affinity_of(move: ThreadCgroup) -> ThreadAffinity:
     return ThreadAffinity(move.guest, move.thread, move.label)
 
 
-def masks_kept(back: Sequence[Action], ops: LiveSysOps, journal: Journal) -> list[Target]:
+def kept(back: Sequence[Action], ops: LiveSysOps, journal: Journal) -> list[Target]:
     """The masks of ours, of threads that these releases move, that are not released too."""
     released = {a.target for a in back}
     found: list[Target] = []
@@ -52,8 +58,8 @@ def masks_kept(back: Sequence[Action], ops: LiveSysOps, journal: Journal) -> lis
     return found
 
 
-def adopt_masks(kept: Iterable[Target], ops: LiveSysOps, journal: Journal) -> None:
-    """Have the entries of ``masks_kept`` follow the moves: the rest of the plan reckons with what
+def adopt(kept: Iterable[Target], ops: LiveSysOps, journal: Journal) -> None:
+    """Have the entries of ``kept`` follow the moves: the rest of the plan reckons with what
     these have left of the masks."""
     for target in kept:
         entry = journal.entry(target)
@@ -74,6 +80,35 @@ def follow(guard: Action, now: Value, ops: LiveSysOps, journal: Journal) -> None
     lost = ours and not still_applied(entry.written, now, ops)
     if lost and ops.unpartitioned(entry.original) <= now:
         journal.adopt(replace(entry, written=now))
+
+
+def whole(target: Target, now: Value, ops: LiveSysOps, journal: Journal) -> Value:
+    """The value ``now`` with what partitions and lists have taken: CPUs of a mask or pin, and of
+    the masks that a list or partition notes, by what earlier ones have noted."""
+    if not isinstance(now, Noted):
+        return ops.whole(target, now)
+    originals = (entry.original for entry in journal.entries())
+    notes = (o.masks for o in originals if isinstance(o, Noted))
+    known = replace(now, masks=tuple(chain.from_iterable(notes)))
+    return renewed(Action(target, now, known, ""), ops).after
+
+
+def renewed(action: Action, ops: LiveSysOps) -> Action:
+    """A write of a CPU list or partition with the masks that threads are to have beside it
+    (``LiveSysOps.renewed``). Other actions are returned as they are. Raises VanishedError or
+    WriteError."""
+    target, after = action.target, action.after
+    if isinstance(target, Noting) and isinstance(after, Noted):
+        return replace(action, after=ops.renewed(target, after))
+    return action
+
+
+def noted(value: Value, before: Value) -> Value:
+    """The CPU list or partition ``value`` with the masks that were noted before its unfinished
+    write, which may have lost them. Other values are returned as they are."""
+    if isinstance(value, Noted) and isinstance(before, Noted) and not value.masks:
+        return replace(value, masks=before.masks)
+    return value
 
 
 def disjoint(before: Value, now: Value) -> bool:

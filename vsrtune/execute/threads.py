@@ -99,6 +99,19 @@ class HostThread:
                 return CpuSet.parse(self._root.read(f"{MOUNT}/{above}/cpuset.cpus.effective"))
         return None
 
+    def left(self, cpus: CpuSet) -> CpuSet:
+        """What the cpuset leaves the thread of ``cpus``: all its own if it has none of them. The
+        root's leaves all but those of partitions."""
+        allowed = self.allowed()
+        if allowed is not None:
+            return cpus & allowed or allowed
+        try:
+            top = CpuSet.parse(self._root.read(f"{MOUNT}/cpuset.cpus.effective"))
+        except FileNotFoundError:
+            return cpus
+        cpus -= CpuSet.parse(self._root.read(f"{CPUS}/online")) - top
+        return self.affinity() if cpus.isdisjoint(top) else cpus
+
     def set_affinity(self, cpus: CpuSet) -> None:
         """Set the mask, by the rule in the module's docstring. Raises WriteError."""
         allowed = self.allowed()

@@ -23,6 +23,11 @@ _LIBVIRT = re.compile(
 )
 
 
+def directory(path: str) -> str:
+    """The directory of a cgroup; "" is the root."""
+    return f"{MOUNT}/{path}" if path else MOUNT
+
+
 def libvirt_role(path: str | None) -> tuple[str, int | None] | None:
     """The role and number that libvirt's own cgroup gives a thread: ``("vcpu", 3)``,
     ``("iothread", 1)``, ``("emulator", None)``; None for any other cgroup."""
@@ -66,9 +71,8 @@ class CpusetReader:
 
     def text(self, path: str, name: str) -> str | None:
         """A file of a cgroup; None when it cannot be read."""
-        base = f"{MOUNT}/{path}" if path else MOUNT
         try:
-            return self._root.read(f"{base}/{name}").strip()
+            return self._root.read(f"{directory(path)}/{name}").strip()
         except OSError:
             return None
 
@@ -142,8 +146,7 @@ def _roots(root: HostRoot, path: str) -> bool:
 
 def children(root: HostRoot, path: str) -> list[str]:
     """The names that may be cgroups inside; anything else has no cpuset to read."""
-    base = f"{MOUNT}/{path}" if path else MOUNT
     try:
-        return [n for n in root.listdir(base) if not n.startswith(_FILES)]
+        return [n for n in root.listdir(directory(path)) if not n.startswith(_FILES)]
     except OSError:
         return []

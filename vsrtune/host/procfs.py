@@ -21,6 +21,7 @@ CLOCK_TICKS = 100
 PF_IO_WORKER = 0x00000010
 PF_USER_WORKER = 0x00004000
 PF_KTHREAD = 0x00200000
+PF_NO_SETAFFINITY = 0x04000000
 
 # A pass reads no more of one process. A QEMU with 1024 vcpus, its iothreads and its workers has
 # some 1200 threads; 256 queues on each of 16 NICs take 12,300 descriptors.
@@ -67,6 +68,11 @@ class Stat(NamedTuple):
         """Whether it runs kernel code only and vhost may have started it. Its name proves nothing,
         because a process names all of its threads."""
         return self.kthread or self.flags & (PF_USER_WORKER | PF_IO_WORKER) == PF_USER_WORKER
+
+    @property
+    def bound(self) -> bool:
+        """Whether the kernel lets nobody set its mask."""
+        return bool(self.flags & PF_NO_SETAFFINITY)
 
 
 class RawThread(NamedTuple):

@@ -17,6 +17,12 @@ from vsrtune.model.guest import Irq, Sched, ThreadKey
 _RELEASE = re.compile(r"(\d+)\.(\d+)", re.ASCII)
 
 
+def release_of(text: str) -> tuple[int, int]:
+    """A kernel's release, as (6, 12), from its full name; (0, 0) when that has none."""
+    found = _RELEASE.match(text)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
 @dataclass(frozen=True, slots=True)
 class Cpu:
     """A CPU that is present. ``siblings`` are its SMT siblings, itself included. ``cache`` are the
@@ -135,8 +141,7 @@ class Host:
     @cached_property
     def release(self) -> tuple[int, int]:
         """The kernel's release, as (6, 12); (0, 0) when it is not known."""
-        found = _RELEASE.match(self.kernel)
-        return (int(found[1]), int(found[2])) if found else (0, 0)
+        return release_of(self.kernel)
 
     def cpuset(self, path: str) -> CpusetGroup | None:
         """The cpuset of that cgroup; None for one that does not matter."""

@@ -329,9 +329,11 @@ class CpusetFile(Setting[CpusetList]):
 @dataclass(frozen=True, slots=True)
 class PartitionState:
     """The text of ``cpuset.cpus.partition``: ``member``, ``root``, or ``root invalid (reason)``
-    for a root that something else made invalid."""
+    for a root that something else made invalid. ``masks`` are those of the host's threads that a
+    write loses (before 6.2), as in ``CpusetList``."""
 
     text: str
+    masks: tuple[ThreadMask, ...] = field(default=(), compare=False)
 
     @property
     def wanted(self) -> str:
@@ -354,6 +356,10 @@ class Partition(Setting[PartitionState]):
     def __str__(self) -> str:
         return f"{self.guest}: partition {self.path}"
 
+
+# What notes the masks of threads that a write loses.
+Noting = CpusetFile | Partition
+Noted = CpusetList | PartitionState
 
 # The guest of targets that are the host's own, such as the ksoftirqd threads. No guest can have
 # this name, because libvirt refuses a slash in names.

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from vsrtune.execute import executor
 from vsrtune.execute.executor import Result
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
+from vsrtune.model.host import release_of
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe.observer import live_observer
@@ -46,6 +48,11 @@ def policy(
 def exclusive() -> bool:
     """Whether the kernel can make remote partitions (6.7)."""
     return (CGROUP / "machine.slice" / "cpuset.cpus.exclusive").exists()
+
+
+def forgetful() -> bool:
+    """Whether partitions cost threads their masks (before 6.2)."""
+    return release_of(platform.release()) < (6, 2)
 
 
 def books() -> dict[int, int]:

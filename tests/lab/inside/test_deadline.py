@@ -17,6 +17,7 @@ from labhelp import LabGuest
 
 from vsrtune.core.errors import WriteError
 from vsrtune.execute.host_writer import LiveSysOps
+from vsrtune.host.procfs import PF_KTHREAD, PF_NO_SETAFFINITY
 from vsrtune.model.guest import Sched, SchedClass
 from vsrtune.model.journal_records import Entry
 from vsrtune.model.targets import Partition, PartitionState, ThreadSched
@@ -187,6 +188,65 @@ def test_virsh_cannot_break_the_partition(
     assert set(states.values()) == {PartitionState("root")}
     engine.undo()
     assert deadlinehelp.nothing_booked(), deadlinehelp.books()
+
+
+@pytest.fixture
+def strangers() -> Iterator[dict[str, subprocess.Popen[bytes]]]:
+    """Programs that something bound to CPUs, by these."""
+    started = {
+        cpus: subprocess.Popen(["taskset", "--cpu-list", cpus, "sleep", "infinity"])
+        for cpus in ("0", "1", "1-2")
+    }
+    for cpus, program in started.items():
+        labhelp.wait_for(lambda p=program: hoststate.comm(p.pid) == "sleep", f"{cpus} is bound")
+    yield started
+    for program in started.values():
+        program.kill()
+        program.wait()
+
+
+def test_masks_of_other_programs_come_back(
+    unbooked: None,
+    libvirt_guest: LabGuest,
+    irq_cpus: set[int],
+    engine: Engine,
+    strangers: dict[str, subprocess.Popen[bytes]],
+) -> None:
+    """Before 6.2 a partition costs all threads of the host their masks, when it is made and when it
+    ends. Later kernels remember masks that programs were given, and so not those of interrupts'
+    threads."""
+    before = masks()
+
+    def now() -> dict[str, str]:
+        return {
+            cpus: hoststate.status_field(p.pid, "Cpus_allowed_list")
+            for cpus, p in strangers.items()
+        }
+
+    text = policy(libvirt_guest, BUDGET, BUDGET, "2", "2")
+    engine.apply(text)
+    assert any(isinstance(e.target, Partition) for e in _entries(engine))
+    assert now() == {"0": "0", "1": "1", "1-2": "1"}
+    done = engine.undo()
+    assert (done.failed, done.left) == ((), ())
+    assert now() == {cpus: cpus for cpus in strangers}
+    after = masks()
+    assert {t: (before[t], after[t]) for t in before if after.get(t, before[t]) != before[t]} == {}
+
+
+def masks() -> dict[tuple[int, str], str]:
+    """The CPUs of every thread that somebody may bind, by its number and start."""
+    found = {}
+    for path in Path("/proc").glob("[0-9]*/task/[0-9]*"):
+        try:
+            fields = (path / "stat").read_text().rpartition(")")[2].split()
+            mask = hoststate.status_field(int(path.name), "Cpus_allowed_list")
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+        flags = int(fields[6])
+        if not flags & PF_NO_SETAFFINITY and (deadlinehelp.forgetful() or not flags & PF_KTHREAD):
+            found[int(path.name), fields[19]] = mask
+    return found
 
 
 def _entries(engine: Engine) -> tuple[Entry, ...]:

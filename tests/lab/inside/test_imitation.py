@@ -16,7 +16,7 @@ import pytest
 sys.path.insert(0, "/mnt/tests/unit/support")
 
 from fake_kernel import FakeKernel
-from kernel_script import CPU2, DEVICE, FIRST, SECOND, TOP, Scene, play
+from kernel_script import BESIDE, CPU2, DEVICE, FIRST, SECOND, TOP, Scene, play
 
 from vsrtune.core.codec import encode
 from vsrtune.execute.syscalls import LiveCalls
@@ -60,8 +60,9 @@ def scene() -> Iterator[Scene]:
         child.wait()
         labhelp.sh("ip", "link", "del", DEVICE)
         labhelp.wait_for(lambda: not (CGROUP / TOP / "cgroup.procs").read_text(), "they are gone")
-        for path in (FIRST, SECOND, TOP):
-            (CGROUP / path).rmdir()
+        for path in (FIRST, SECOND, TOP, BESIDE):
+            if (CGROUP / path).exists():
+                (CGROUP / path).rmdir()
 
 
 def imitated(scene: Scene) -> FakeKernel:

@@ -64,9 +64,18 @@ ROOT = PartitionState("root")
 
 
 def awake(host: FakeKernel) -> FakeKernel:
-    """Every thread has run on the CPU it will be given."""
+    """Every thread has run on the CPU it will be given. Beside the guests are threads of others,
+    with masks of their own."""
     for tid, cpu in (("1010", 1), ("1020", 2)):
         host.state["threads"][tid]["cpu"] = cpu
+    for tid, cgroup, mask, more in (
+        (4000, "system.slice", "2", {}),
+        (4001, "system.slice", "1-3", {}),
+        (4002, "", "1-2", {"kthread": True}),
+        (4003, "", "2", {"kthread": True, "per_cpu": True}),
+    ):
+        own = {"guest": 0, "pid": tid, "cgroup": cgroup, "mask": mask, "user": mask}
+        host.state["threads"][str(tid)] = host.state["threads"]["2010"] | own | more
     return host
 
 
@@ -190,6 +199,38 @@ def test_applied_and_undone_exactly(case: tuple[FakeKernel, Plan], tmp_path: Pat
     assert visible(host) == before
     assert host.state.get("leaked", 0) == 0
     assert "miscounted" not in host.state
+
+
+def test_masks_that_others_have_got_since_stay(tmp_path: Path) -> None:
+    """6.1: a mask is noted when the partition is made, and is of no use when its owner has chosen
+    another one."""
+    host = old()
+    with open_journal(tmp_path) as journal:
+        assert apply(old_plan(host), host.ops(), journal).failed == ()
+        assert [host.mask(tid) for tid in (4000, 4001, 4002)] == ["0,3", "3", "0,3"]
+        host.set_affinity(4001, CpuSet.parse("0-3"))
+        host.set_affinity(4002, CpuSet([0]))
+        assert undo(host.ops(), journal).failed == ()
+    assert [host.mask(tid) for tid in (4000, 4001, 4002)] == ["2", "0-3", "0"]
+
+
+def test_killed_between_a_partition_and_the_masks_no_mask_is_lost(tmp_path: Path) -> None:
+    """6.1: they come back with the partition that stays, for it may stay for months."""
+    host = old()
+    plan = old_plan(host)
+
+    def die(what: str) -> None:
+        if what.endswith(f"{TOP}/cpuset.cpus.partition root"):
+            raise _KilledError
+
+    host.behind = die
+    with open_journal(tmp_path) as journal, suppress(_KilledError):
+        apply(plan, host.ops(), journal)
+    host.behind = lambda _what: None
+    assert host.mask(4001) == "0-1,3"
+    with open_journal(tmp_path) as journal:
+        assert recover(host.ops(), journal).failed == ()
+    assert host.mask(4001) == "1,3"
 
 
 def with_mask(host: FakeKernel, mask: str) -> None:

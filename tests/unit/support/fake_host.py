@@ -15,7 +15,17 @@ from vsrtune.model.guest import Guest, Role
 from vsrtune.model.plan import Action, Place
 from vsrtune.model.present import PresentValues
 from vsrtune.model.snapshot import Snapshot, SnapshotSlice
-from vsrtune.model.targets import CgroupDir, EmulatorPin, Pin, Target, ThreadSched, Value, VcpuPin
+from vsrtune.model.targets import (
+    CgroupDir,
+    EmulatorPin,
+    Noted,
+    Noting,
+    Pin,
+    Target,
+    ThreadSched,
+    Value,
+    VcpuPin,
+)
 from vsrtune.plan.safety.projection import project_actions
 
 
@@ -61,6 +71,9 @@ class FakeHost:
         return cpus
 
     def whole(self, target: Target, value: Value) -> Value:
+        return value
+
+    def renewed(self, target: Noting, value: Noted) -> Noted:
         return value
 
     def read(self, target: Target) -> Value:

@@ -122,6 +122,8 @@ class FakeKernel:
             del thread["user"]
         for domain in seen.get("domains", {}).values():
             del domain["pins"]
+        if not seen.get("leaked"):
+            seen.pop("leaked", None)
         return seen
 
     def mask(self, tid: int) -> str:
@@ -149,6 +151,8 @@ class FakeKernel:
             return f"{self.state['irqs'][parts[3]]['actions']}\n"
         if path.startswith("/sys/devices/system/cpu/"):
             return f"{self.state[parts[-1]]}\n"
+        if path == "/proc/sys/kernel/osrelease":
+            return f"{self.state['kernel']}.0\n"
         if path == RR_TIMESLICE:
             return f"{self.state['rr_timeslice']}\n"
         if path == RT_RUNTIME:
@@ -156,8 +160,8 @@ class FakeKernel:
         raise FileNotFoundError(errno.ENOENT, "no such file", path)
 
     def listdir(self, path: str) -> list[str]:
-        if path.startswith("/sys/fs/cgroup/"):
-            above = path.removeprefix("/sys/fs/cgroup/")
+        if path == "/sys/fs/cgroup" or path.startswith("/sys/fs/cgroup/"):
+            above = path.removeprefix("/sys/fs/cgroup").removeprefix("/")
             inside = [c for c in self.state["cgroups"] if c.rpartition("/")[0] == above]
             return sorted(c.rpartition("/")[2] for c in inside)
         if path == "/sys/class/net":
@@ -190,6 +194,7 @@ class FakeKernel:
             raise FileNotFoundError(errno.ENOENT, "no such thread")
         if name == "stat":
             flags = 0x00200000 if thread.get("kthread") else 0
+            flags |= 0x04000000 if thread.get("per_cpu") else 0
             before = "0 " * 5 + f"{flags} " + "0 " * 12 + f"{thread['start']} " + "0 " * 16
             return f"{tid} ({thread['comm']}) S {before}{thread.get('cpu', 0)} " + "0 " * 13
         if name == "status":
@@ -202,7 +207,7 @@ class FakeKernel:
         directory, _, name = path.rpartition("/")
         if path == "cpuset.cpus.effective":
             return f"{self.effective('')}\n"
-        cgroup = self.state["cgroups"].get(directory)
+        cgroup = self.state["cgroups"].get(directory, {} if not directory else None)
         if cgroup is None:
             raise FileNotFoundError(errno.ENOENT, "no such cgroup", path)
         if name == "cgroup.type":
@@ -210,7 +215,7 @@ class FakeKernel:
         if name == "cgroup.threads":
             inside = (t for t, v in self.state["threads"].items() if v["cgroup"] == directory)
             return "".join(f"{t}\n" for t in inside)
-        if cgroup["cpus"] is not None:
+        if cgroup.get("cpus") is not None:
             if name == "cpuset.cpus":
                 return f"{cgroup['cpus']}\n"
             if name == "cpuset.cpus.effective":
@@ -236,10 +241,7 @@ class FakeKernel:
         return cpus - self._partitioned(path) or cpus
 
     def _partitioned(self, path: str) -> CpuSet:
-        """CPUs of the partitions that neither hold ``path`` nor are above it. Of 6.1, which
-        forgets masks here too, it is not imitated."""
-        if self.state["kernel"] == "6.1":
-            return CpuSet()
+        """CPUs of the partitions that neither hold ``path`` nor are above it."""
         return CpuSet(
             cpu
             for name, cgroup in self.state["cgroups"].items()

@@ -21,6 +21,7 @@ ROOT = "/sys/fs/cgroup"
 # A threaded domain with two threaded cgroups, as libvirt makes for a guest.
 TOP = "vsrtune-script"
 FIRST, SECOND, NEW = f"{TOP}/first", f"{TOP}/second", f"{TOP}/new"
+BESIDE = "vsrtune-beside"
 DEVICE = "script0"
 CPU2 = "/sys/devices/system/cpu/cpu2/online"
 FIFO = Sched(SchedClass.FIFO, 10, reset_on_fork=True)
@@ -76,6 +77,16 @@ def steps(scene: Scene) -> Iterator[tuple[str, Callable[[Calls], None]]]:
         return write(f"{ROOT}/{cgroup}/cgroup.threads", str(tid))
 
     yield "bind one to 1", affinity(one, "1")
+    yield "bind two to 1-2", affinity(two, "1-2")
+    yield "make a cgroup beside", lambda calls: calls.mkdir(f"{ROOT}/{BESIDE}")
+    yield "give it 2", cpuset(BESIDE, "2")
+    yield "make it a partition", write(f"{ROOT}/{BESIDE}/cpuset.cpus.partition", "root")
+    yield "bind two to a CPU of the partition", affinity(two, "2")
+    yield "bind one to 0 and one of the partition", affinity(one, "0,2")
+    yield "end the partition", write(f"{ROOT}/{BESIDE}/cpuset.cpus.partition", "member")
+    yield "remove the cgroup beside", lambda calls: calls.rmdir(f"{ROOT}/{BESIDE}")
+    yield "bind one to 1 once more", affinity(one, "1")
+    yield "free two", affinity(two, "0-2")
     yield "widen one", affinity(one, "0-2")
     yield "limit first to 0-1", cpuset(FIRST, "0-1")
     yield "bind one beyond its cpuset", affinity(one, "2")
@@ -134,7 +145,7 @@ def state(root: Any, scene: Scene) -> dict[str, str]:
         thread = read_thread(root, scene.pid, tid)
         assert thread is not None
         found[name] = f"CPUs {thread.affinity & online}, {thread.cgroup}, {root.sched_attr(tid)}"
-    for cgroup in (TOP, FIRST, SECOND, NEW):
+    for cgroup in (TOP, FIRST, SECOND, NEW, BESIDE):
         for name in ("cgroup.type", "cpuset.cpus", "cpuset.cpus.effective"):
             try:
                 found[f"{cgroup}/{name}"] = root.read(f"{ROOT}/{cgroup}/{name}").strip()

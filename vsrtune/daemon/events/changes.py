@@ -25,6 +25,7 @@ from vsrtune.daemon.scope import FULL, Scope
 from vsrtune.daemon.systemd import LOGGER
 from vsrtune.host.filesystem import unified_cgroup
 from vsrtune.host.procfs import parse_status_uids
+from vsrtune.model.host import release_of
 from vsrtune.model.plan import Culprit, Place
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import NapiThreaded, RealtimeLimit, RrTimeslice, TxQueueLen
@@ -247,8 +248,7 @@ class ChangeEvents(Background):
             ("buffer_percent", "0"),
         ):
             write_file(f"{instance}/{file}", text)
-        major, minor = map(int, re.findall(r"\d+", platform.release())[:2])
-        for probe in probes(platform.machine(), (major, minor)):
+        for probe in probes(platform.machine(), release_of(platform.release())):
             try:
                 self._add(pid, probe)
                 events = f"{instance}/events/vsrtune_{pid}/{probe.event}"
