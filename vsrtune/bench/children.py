@@ -163,11 +163,8 @@ class AgentProcess(Child):
         except TimeoutError:
             # A late answer would be taken for the answer to the next request.
             self.process.kill()
-            raise VsrtuneError(
-                f"the agent did not answer within {timeout:g} s",
-                where=self.where,
-                lasting=Lasting.TRANSIENT,
-            ) from None
+            what = f"the agent did not answer within {timeout:g} s"
+            raise VsrtuneError(what, where=self.where, lasting=Lasting.TRANSIENT) from None
         return answer
 
     def _ended(self) -> VsrtuneError:
@@ -177,10 +174,8 @@ class AgentProcess(Child):
             self.process.wait(2.0)
             said = self.process.stderr.read().decode(errors="replace").strip()
         last = said.splitlines()[-1] if said else "it said nothing"
+        hint = "vsrtune must be installed there, and root or `sudo -n` be allowed"
+        remote = self.where != "agent"
         return VsrtuneError(
-            f"the agent ended: {last}",
-            where=self.where,
-            hint="vsrtune must be installed there, and root or `sudo -n` be allowed"
-            if self.where != "agent"
-            else "",
+            f"the agent ended: {last}", where=self.where, hint=hint if remote else ""
         )

@@ -374,6 +374,19 @@ def mask(tid: int) -> set[int]:
     return cpu_list(hoststate.status_field(tid, "Cpus_allowed_list"))
 
 
+def partition_and_back(cpu: int) -> None:
+    """Make a cpuset partition of a CPU, and end it: a kernel before 6.2 has then forgotten masks."""
+    place = Path("/sys/fs/cgroup/lab-partition")
+    place.mkdir()
+    try:
+        (place / "cpuset.cpus").write_text(str(cpu))
+        (place / "cpuset.cpus.partition").write_text("root")
+        assert (place / "cpuset.cpus.partition").read_text() == "root\n"
+        (place / "cpuset.cpus.partition").write_text("member")
+    finally:
+        place.rmdir()
+
+
 def console(index: int) -> Path:
     """What a guest of that index has written to its serial line."""
     return Path(f"/var/log/libvirt/qemu/router{index}.log")

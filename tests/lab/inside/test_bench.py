@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import hoststate
 import labhelp
 import pytest
 from labhelp import LabGuest
@@ -231,6 +232,34 @@ def test_ready_says_whether_the_router_forwards(
         finally:
             labhelp.sh("virsh", "resume", libvirt_guest.name)
         labhelp.wait_for(lambda: running.ready(libvirt_guest.ref), "it forwards again")
+
+
+def test_its_generator_keeps_to_its_cpus_after_a_partition(spec: Spec, ledger: BenchLedger) -> None:
+    """A kernel of 6.1 lets pktgen's threads run anywhere then, and would measure them too."""
+
+    def bound() -> bool:
+        # Each network namespace has its own.
+        found = [int(pid) for pid in labhelp.sh("pgrep", "kpktgend_").stdout.split()]
+        assert len(found) >= labhelp.lab_cpus()
+        own = {pid: hoststate.comm(pid).removeprefix("kpktgend_") for pid in found}
+        return all(labhelp.mask(pid) == {int(cpu)} for pid, cpu in own.items())
+
+    load = Load({spec.routers[0].name: SLOW}, 0.5)
+    try:
+        labhelp.sh("modprobe", "-r", "pktgen")
+        with tester.Tester(spec, ledger, OBSERVER.observe) as running:
+            labhelp.partition_and_back(1)
+            assert running.trial(load, "untuned").forwarded > 0
+            assert bound()
+        labhelp.sh("modprobe", "pktgen")
+        with tester.Tester(spec, ledger, OBSERVER.observe) as running:
+            labhelp.partition_and_back(1)
+            if not bound():
+                with pytest.raises(VsrtuneError, match="may run on other CPUs, and this bench did"):
+                    running.trial(load, "untuned")
+    finally:
+        labhelp.sh("modprobe", "-r", "pktgen")
+        labhelp.sh("modprobe", "pktgen")
 
 
 def test_what_must_not_be_is_refused(spec: Spec, ledger: BenchLedger) -> None:

@@ -213,14 +213,7 @@ def bed(libvirt_guest: LabGuest) -> Iterator[Bed]:
 def test_the_generator_keeps_to_its_cpu_after_a_partition(bed: Bed) -> None:
     """A kernel of 6.1 lets pktgen's threads run anywhere once one was made, and a generator beside
     a stage sends no more than that stage takes."""
-    place = Path("/sys/fs/cgroup/generator")
-    place.mkdir()
-    try:
-        (place / "cpuset.cpus").write_text(str(VHOST_CPU))
-        (place / "cpuset.cpus.partition").write_text("root")
-        (place / "cpuset.cpus.partition").write_text("member")
-    finally:
-        place.rmdir()
+    labhelp.partition_and_back(VHOST_CPU)
     bed.send(1000, 0.5)
     for pid in labhelp.sh("pgrep", "-x", "kpktgend_0").stdout.split():
         assert labhelp.mask(int(pid)) == {0}

@@ -115,6 +115,8 @@ class Tester(Closing):
 
         Raises VsrtuneError when the generator or a counter failed.
         """
+        for agent in self._agents.values():
+            agent.call("bind")
         snapshot = self._observe()
         guests = [g for r in self._spec.routers for g in counters.guests_of(r, snapshot)]
         where = counters.places(self._root, snapshot, self._spec.routers)
@@ -133,16 +135,9 @@ class Tester(Closing):
         effort = counters.effort(used, counters.read_usage(self._root, known), spent - took)
         after = self._settled(where)
         (sampled, late) = self._order(begin=False)
-        trial = account(
-            configuration_name,
-            load,
-            self._spec.traffic.flows,
-            sent,
-            before,
-            after,
-            effort,
-            self._latency(probes, times) if probes is not None else None,
-        )
+        latency = self._latency(probes, times) if probes is not None else None
+        flows = self._spec.traffic.flows
+        trial = account(configuration_name, load, flows, sent, before, after, effort, latency)
         return replace(trial, sampled=sampled, reordered=late)
 
     def _order(self, begin: bool) -> tuple[int, int]:

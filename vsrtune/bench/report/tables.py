@@ -81,10 +81,7 @@ def header(outcome: Outcome) -> Table:
     rows = [
         ("measured", label(outcome) or "unlabelled"),
         ("path", f"{spec.left} -> {between} -> {spec.right}, {both}"),
-        (
-            "frames",
-            f"{size}, {traffic.flows:,} flow{'s' if traffic.flows != 1 else ''} each",
-        ),
+        ("frames", f"{size}, {traffic.flows:,} flow{'s' if traffic.flows != 1 else ''} each"),
         ("method", method_text(outcome)),
         ("trials", f"{len(outcome.trials)}, warm-up {spec.warmup:g} s before each"),
         ("started", outcome.started),

@@ -314,17 +314,10 @@ class Attachments:
 
     def switch(self, wanted: Configuration) -> None:
         originals, cards = self._originals(), self._rewritten(wanted)
-        bridged = wanted.attachment in PREFIXES
+        lowers = _lowers(originals) if wanted.attachment in PREFIXES else []
         _to_kind(self._uri, originals, Attachment.MACVTAP)
         with opened(self._uri) as (switcher, host):
-            _move(
-                switcher,
-                host,
-                cards,
-                self._bridges(),
-                wanted.attachment,
-                _lowers(originals) if bridged else [],
-            )
+            _move(switcher, host, cards, self._bridges(), wanted.attachment, lowers)
         if wanted.attachment is BenchAttachment.NAPI_MACVTAP:
             _to_kind(self._uri, originals, Attachment.NAPI_MACVLAN)
 

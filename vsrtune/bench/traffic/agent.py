@@ -79,13 +79,10 @@ class Sink:
     def _run(self, command: str) -> str:
         (status, output, error) = self._nft.cmd(command)
         if status != 0:
-            raise VsrtuneError(
-                f"nftables refuses: {error.strip()}",
-                where=f"table netdev {TABLE}",
-                hint="a table of that name belongs to a bench that still runs"
-                if "permitted" in error or "busy" in error
-                else "",
-            )
+            taken = "permitted" in error or "busy" in error
+            hint = "a table of that name belongs to a bench that still runs" if taken else ""
+            what = f"nftables refuses: {error.strip()}"
+            raise VsrtuneError(what, where=f"table netdev {TABLE}", hint=hint)
         return str(output)
 
 
@@ -250,7 +247,7 @@ def _kind(link: Link) -> str:
     return str(link.get("linkinfo", {}).get("info_kind", ""))
 
 
-_OPERATIONS = ("open", "sink", "run", "counters", "probe", "probed", "order", "clean")
+_OPERATIONS = ("open", "bind", "sink", "run", "counters", "probe", "probed", "order", "clean")
 
 
 class Agent:
@@ -282,6 +279,17 @@ class Agent:
         self._devices = tuple(names)
         self._receivers = {name: probe.ProbeSocket(name) for name in names}
         return {"boot": boot_id(), "devices": described}
+
+    def bind(self) -> None:
+        """Have the generator's threads on their own CPUs alone. Before Linux 6.2 a partition lets
+        them run beside what is measured (update_tasks_cpumask), and only new ones are bound."""
+        if self._loaded and pktgen.adrift():
+            pktgen.unload_module()
+            pktgen.load_module()
+        if found := pktgen.adrift():
+            names = " ".join(sorted(set(found)))
+            what = f"{names} may run on other CPUs, and this bench did not load pktgen"
+            raise VsrtuneError(what, where=pktgen.DIRECTORY, hint="modprobe -r pktgen")
 
     def sink(self, counted: dict[str, list[dict[str, Any]]]) -> None:
         """Count these frames, by the device where they arrive."""

@@ -17,6 +17,8 @@ import time
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import psutil
+
 from vsrtune.bench.setup.commands import run
 from vsrtune.bench.spec.model import IMIX_WEIGHTS
 from vsrtune.bench.spec.streams import FIRST_SOURCE_PORT, Stream
@@ -44,6 +46,7 @@ STOP_SECONDS = 10.0
 _LATE, _LOOK = 1.0, 0.05
 
 _THREAD = re.compile(r"kpktgend_(\d+)")
+_KTHREADD = 2
 _SOFAR = re.compile(r"pkts-sofar: (\d+)\s+errors: (\d+)")
 # Microseconds; 0 before the start. "Result:" does not do: any later command overwrites it.
 _TIMES = re.compile(r"started: (\d+)us\s+stopped: (\d+)us")
@@ -213,6 +216,14 @@ def _seconds(text: str) -> float | None:
     return (int(times[2]) - int(times[1])) / 1e6
 
 
+def adrift() -> list[str]:
+    """The generator's threads, in all network namespaces, that may run elsewhere than on their own
+    CPUs."""
+    kernels = (p for p in psutil.process_iter(["name", "ppid"]) if p.info["ppid"] == _KTHREADD)
+    found = [(m, p.pid) for p in kernels if (m := _THREAD.fullmatch(p.info["name"]))]
+    return [m[0] for m, pid in found if os.sched_getaffinity(pid) != {int(m[1])}]
+
+
 def threads() -> tuple[int, ...]:
     """The CPUs that have a pktgen thread. Raises VsrtuneError without pktgen."""
     try:
@@ -277,11 +288,8 @@ def _stop(writer: threading.Thread) -> None:
 
 def _write(path: str, text: str) -> None:
     try:
-        descriptor = os.open(path, os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(descriptor, f"{text}\n".encode("ascii"))
-        finally:
-            os.close(descriptor)
+        with open(path, "r+b", buffering=0) as file:
+            file.write(f"{text}\n".encode("ascii"))
     except OSError as error:
         raise VsrtuneError(f"{text!r}: {error.strerror}", where=path) from error
 
