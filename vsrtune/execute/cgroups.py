@@ -73,7 +73,7 @@ class Cgroups:
         self._calls = calls
 
     def read(self, target: CgroupTarget) -> Value:
-        """The present value."""
+        """The present value, without masks (``renewed``)."""
         base = f"{MOUNT}/{target.path}"
         if isinstance(target, CgroupDir):
             if self._root.exists(base):
@@ -88,7 +88,7 @@ class Cgroups:
             # systemd removes the controller when no guest needs it any more.
             raise VanishedError("the cgroup has no cpuset any more", where=str(target)) from None
         kind = PartitionState if isinstance(target, Partition) else CpusetList
-        return kind(text, tuple(self._wanted(target)))
+        return kind(text)
 
     def _check(self, base: str, target: CgroupTarget) -> None:
         if not self._root.exists(base):
@@ -152,7 +152,7 @@ class Cgroups:
         return replace(value, masks=tuple(self._wanted(target, value.masks)))
 
     def _wanted(
-        self, target: Noting, noted: Iterable[ThreadMask] = (), lost: bool = False
+        self, target: Noting, noted: Iterable[ThreadMask], lost: bool = False
     ) -> Iterator[ThreadMask]:
         """The threads whose masks a write of ``target`` loses, with the masks to give them: the
         ``noted`` ones where the present cpuset has cut them, otherwise those that are narrower than

@@ -521,7 +521,8 @@ def _restore(entry: Entry, back: Action, ops: LiveSysOps, journal: Journal, tall
         if back.release:
             tally.done.append(back)
     elif still_applied(entry.written, now, ops):
-        change = moved_masks.renewed(replace(back, before=entry.written, release=False), ops)
+        after = moved_masks.renewed(entry.target, back.after, ops)
+        change = replace(back, before=entry.written, after=after, release=False)
         _change(change, ops, journal, back=True)
         tally.done.append(back)
     elif isinstance(now, CpuSet | Pin) and (

@@ -89,18 +89,15 @@ def whole(target: Target, now: Value, ops: LiveSysOps, journal: Journal) -> Valu
         return ops.whole(target, now)
     originals = (entry.original for entry in journal.entries())
     notes = (o.masks for o in originals if isinstance(o, Noted))
-    known = replace(now, masks=tuple(chain.from_iterable(notes)))
-    return renewed(Action(target, now, known, ""), ops).after
+    return renewed(target, replace(now, masks=tuple(chain.from_iterable(notes))), ops)
 
 
-def renewed(action: Action, ops: LiveSysOps) -> Action:
-    """A write of a CPU list or partition with the masks that threads are to have beside it
-    (``LiveSysOps.renewed``). Other actions are returned as they are. Raises VanishedError or
-    WriteError."""
-    target, after = action.target, action.after
-    if isinstance(target, Noting) and isinstance(after, Noted):
-        return replace(action, after=ops.renewed(target, after))
-    return action
+def renewed(target: Target, value: Value, ops: LiveSysOps) -> Value:
+    """The CPU list or partition ``value`` with the masks that threads are to have beside it
+    (``LiveSysOps.renewed``). Other values are returned as they are. Raises WriteError."""
+    if isinstance(target, Noting) and isinstance(value, Noted):
+        return ops.renewed(target, value)
+    return value
 
 
 def noted(value: Value, before: Value) -> Value:

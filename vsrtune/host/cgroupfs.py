@@ -139,7 +139,7 @@ def _group(reader: CpusetReader, path: str) -> CpusetGroup | None:
 def _roots(root: HostRoot, path: str) -> bool:
     """Whether root made a cgroup."""
     try:
-        return root.stat(f"{MOUNT}/{path}" if path else MOUNT, follow=False).uid == 0
+        return root.stat(directory(path), follow=False).uid == 0
     except OSError:
         return False
 

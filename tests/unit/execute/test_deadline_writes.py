@@ -663,5 +663,9 @@ def test_a_list_above_thousands_of_cgroups_is_read_with_the_masks_below() -> Non
     host.state["threads"]["4000"] = {
         **host.state["threads"]["2010"], "pid": 4000, "cgroup": deep, "mask": "1", "user": "1",
     }  # fmt: skip
-    found = host.ops().read(CpusetFile(HOST_REF, "user.slice", CPUS))
+    target = CpusetFile(HOST_REF, "user.slice", CPUS)
+    read = host.ops().read(target)
+    assert isinstance(read, CpusetList)
+    found = host.ops().renewed(target, read)
     assert found == CpusetList("", (ThreadMask(key(host, 4000), CpuSet([1])),))
+    assert found.masks == (ThreadMask(key(host, 4000), CpuSet([1])),)

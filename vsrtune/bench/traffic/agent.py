@@ -283,10 +283,12 @@ class Agent:
     def bind(self) -> None:
         """Have the generator's threads on their own CPUs alone. Before Linux 6.2 a partition lets
         them run beside what is measured (update_tasks_cpumask), and only new ones are bound."""
-        if self._loaded and pktgen.adrift():
+        found = pktgen.adrift()
+        if found and self._loaded:
             pktgen.unload_module()
             pktgen.load_module()
-        if found := pktgen.adrift():
+            found = pktgen.adrift()
+        if found:
             names = " ".join(sorted(set(found)))
             what = f"{names} may run on other CPUs, and this bench did not load pktgen"
             raise VsrtuneError(what, where=pktgen.DIRECTORY, hint="modprobe -r pktgen")
