@@ -4,13 +4,14 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 from vsrtune.attach import transaction
 from vsrtune.attach.errors import SwitchError
 from vsrtune.attach.host import LiveHost
 from vsrtune.attach.ledger import STEP
+from vsrtune.attach.plan.clone_model import Clone
 from vsrtune.attach.plan.model import AttachHostState, Switch
 from vsrtune.attach.plan.requests import Batch, batches, taken_back
 from vsrtune.attach.plan.steps import Define, Origin, Plug, Step
@@ -127,13 +128,13 @@ def carry(switcher: Switcher, switch: Switch) -> Swept:
         return switcher.carry_out(switch)
 
 
-def check_libvirt(switch: Switch, host: AttachHostState, uri: str) -> None:
-    """Raises VsrtuneError when a switch of a group concerns guests of another libvirt, which seem
-    not to run."""
-    names = {m.device.name for m in switch.moves} | {d.name for d in switch.leaves}
-    origins = (origin for group in host.groups.values() for origin in group)
-    concerned = [origin.uri for origin in origins if origin.device.name in names]
-    concerned += [clone.uri for clone in (*switch.ended, *switch.kept)]
+def check_libvirt(
+    group: str, host: AttachHostState, uri: str, clones: Iterable[Clone] = ()
+) -> None:
+    """Raises VsrtuneError when guests of the group, or these clones, are those of another libvirt
+    than ``uri``, to which they seem not to run."""
+    concerned = [origin.uri for origin in host.groups.get(group, ())]
+    concerned += [clone.uri for clone in clones]
     for other in concerned:
         if other not in ("", uri):
             raise VsrtuneError(

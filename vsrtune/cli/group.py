@@ -112,7 +112,9 @@ def create(word: str, groups: Path, dry_run: bool, places: StatePlaces) -> int:
     read.
     """
     wanted = load_group(word, groups)
-    return _carry_out(lambda host: planner.create(wanted, host), places, dry_run, wanted.template)
+    return _carry_out(
+        wanted.name, lambda host: planner.create(wanted, host), places, dry_run, wanted.template
+    )
 
 
 @group.command()
@@ -184,6 +186,7 @@ def rules(
     Exit codes: 0 printed, 1 refused, 2 the file is not good, 4 the host could not be read.
     """
     name, host = name_of(word), attachments.look(places)
+    attachments.check_libvirt(name, host, places.uri)
     wanted = None if name in host.groups else load_group(word, groups)
     click.echo(msr_rules.of_group(name, wanted, host).text(balancer, count, without), nl=False)
     return ExitCode.DONE
@@ -204,7 +207,7 @@ def scale(name: str, count: int, dry_run: bool, places: StatePlaces) -> int:
     \b
     Exit codes: 0 done or nothing to do, 1 refused or failed, 4 the host could not be read.
     """
-    return _carry_out(lambda host: group_scale.scale(name, count, host), places, dry_run)
+    return _carry_out(name, lambda host: group_scale.scale(name, count, host), places, dry_run)
 
 
 @group.command()
@@ -221,7 +224,7 @@ def drain(name: str, member: str, dry_run: bool, places: StatePlaces) -> int:
     \b
     Exit codes: 0 done or nothing to do, 1 refused or failed, 4 the host could not be read.
     """
-    return _carry_out(lambda host: group_scale.drain(name, member, host), places, dry_run)
+    return _carry_out(name, lambda host: group_scale.drain(name, member, host), places, dry_run)
 
 
 @group.command()
@@ -243,17 +246,18 @@ def delete(name: str, keep_clones: bool, dry_run: bool, places: StatePlaces) -> 
     Exit codes: 0 done, 1 refused or failed, 4 the host could not be read.
     """
     return _carry_out(
-        lambda host: planner.delete(name, host, keep_clones=keep_clones), places, dry_run
+        name, lambda host: planner.delete(name, host, keep_clones=keep_clones), places, dry_run
     )
 
 
 def _carry_out(
+    name: str,
     choose: Callable[[AttachHostState], Switch],
     places: StatePlaces,
     dry_run: bool,
     template: str = "",
 ) -> int:
-    """Survey the host, plan, and do it unless it is a dry run."""
+    """Survey the host, plan for the group, and do it unless it is a dry run."""
     with attachments.opened(places) as (switcher, live):
         if switcher.unfinished():
             if dry_run:
@@ -266,7 +270,7 @@ def _carry_out(
         source = template_of(live, template) if template else None
         host = survey(live, switcher.origins(), places.journal, switcher.clones(), source)
         switch = choose(host)
-        attachments.check_libvirt(switch, host, live.uri)
+        attachments.check_libvirt(name, host, live.uri, (*switch.ended, *switch.kept))
         attachments.show(switch)
         failed: tuple[VsrtuneError, ...] = ()
         if not dry_run and (switch.steps or switch.leaves or switch.ended or switch.kept):

@@ -440,7 +440,7 @@ def no_policies(dirs: tuple[Path, ...]) -> str:
     places = ", ".join(str(d) for d in dirs)
     return (
         f"no policy in {places}, so no guest is tuned; "
-        f"`vsrtune policy init GUEST -o {dirs[-1]}/GUEST.yaml` writes one, more are in "
+        f"`vsrtune policy init GUEST -o {dirs[-1]}/FILE.yaml` writes one, more are in "
         "/usr/share/vsrtune/policies; "
         "then try `vsrtune plan`"
     )

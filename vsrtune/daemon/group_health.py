@@ -45,6 +45,7 @@ from vsrtune.observe.config_files import files_in, read_text
 # What only hosts with such groups need is imported late: the daemon starts without.
 if TYPE_CHECKING:
     from vsrtune.group.msr_rules import Rulebook
+    from vsrtune.group.parser import Group
 
 # Seconds between two samples, and between looks at the ledger and the group files.
 EVERY, REFRESH = 0.25, 5.0
@@ -293,7 +294,7 @@ class GroupKeeper(Sampler):
         self._due = -math.inf
         self._seen: object = None
         self._origins: dict[str, tuple[Origin, ...]] = {}
-        self._checks: dict[Path, tuple[object, HealthCheck | None]] = {}
+        self._files: dict[Path, tuple[object, Group | None]] = {}
         self._watched: dict[str, tuple[_Group, HealthCheck]] = {}
         self._told: tuple[GroupGuest, ...] = ()
 
@@ -328,7 +329,7 @@ class GroupKeeper(Sampler):
                         found.setdefault(origin.group, []).append(origin)
                 self._origins = {name: tuple(of) for name, of in found.items()}
                 self._seen = changed
-            checks = self._files() if self._origins else {}
+            checks = self._asked() if self._origins else {}
         except VsrtuneError as error:
             self._say("groups are watched as before", error)
             return
@@ -348,25 +349,31 @@ class GroupKeeper(Sampler):
             if self._said.new(str(one)):
                 LOGGER.error("%s: %s", what, one, extra=fields(error=one))
 
-    def _files(self) -> dict[str, HealthCheck]:
+    def _asked(self) -> dict[str, HealthCheck]:
         """What the files of created groups ask for, of a wrong one what it asked for before. Raises
         VsrtuneError."""
         from vsrtune.group.parser import parse
 
         found = {}
         for path in files_in([self._directory]):
-            if path.stem in self._origins:
-                changed = _changed(path)
-                if path not in self._checks or self._checks[path][0] != changed:
-                    try:
-                        group = parse(read_text(path), str(path))
-                        self._checks[path] = changed, group.health
-                    except VsrtuneError as error:
+            changed, (known, group) = _changed(path), self._files.get(path, (None, None))
+            if changed != known:
+                try:
+                    group = parse(read_text(path), str(path))
+                except VsrtuneError as error:
+                    if path.stem in self._origins:
                         how = "as before" if path.stem in self._watched else "not"
                         self._say(f"group {path.stem} is watched {how}", error)
-                check = self._checks[path][1] if path in self._checks else None
-                if check is not None:
-                    found[path.stem] = check
+                else:
+                    self._files[path] = changed, group
+            if group is None or group.health is None or group.name not in self._origins:
+                continue
+            if group.name == path.stem:
+                found[group.name] = group.health
+            else:
+                hint = f"call the file {group.name}.yaml"
+                why = VsrtuneError("its file has another name", where=str(path), hint=hint)
+                self._say(f"group {group.name} is not watched", why)
         return found
 
 

@@ -189,13 +189,13 @@ def app(metrics: Metrics, address: str = "127.0.0.1") -> App:
             found = _said(
                 "405 Method Not Allowed", "Only GET and HEAD: nothing is set here.", allow
             )
+        elif local and not _names_this_host(environ.get("HTTP_HOST", "")):
+            text = "Ask for it by address or as localhost: other names may be another site's."
+            found = _said("421 Misdirected Request", text)
         elif path == "/metrics":
             found = _Answer("200 OK", CONTENT_TYPE_LATEST, scrapes.made())
         elif path not in _PAGES:
             found = _said("404 Not Found", f"There is nothing here. {_HINT}")
-        elif local and not _names_this_host(environ.get("HTTP_HOST", "")):
-            text = "Ask for it by address or as localhost: other names may be another site's."
-            found = _said("421 Misdirected Request", text)
         else:
             found = pages.of(metrics.state, path)
         length = ("Content-Length", str(len(found.body)))

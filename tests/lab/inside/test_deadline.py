@@ -17,7 +17,7 @@ from labhelp import LabGuest
 
 from vsrtune.core.errors import WriteError
 from vsrtune.execute.host_writer import LiveSysOps
-from vsrtune.host.procfs import PF_KTHREAD, PF_NO_SETAFFINITY
+from vsrtune.host.procfs import parse_stat
 from vsrtune.model.guest import Sched, SchedClass
 from vsrtune.model.journal_records import Entry
 from vsrtune.model.targets import Partition, PartitionState, ThreadSched
@@ -234,18 +234,17 @@ def test_masks_of_other_programs_come_back(
     assert {t: (before[t], after[t]) for t in before if after.get(t, before[t]) != before[t]} == {}
 
 
-def masks() -> dict[tuple[int, str], str]:
+def masks() -> dict[tuple[int, int], str]:
     """The CPUs of every thread that somebody may bind, by its number and start."""
     found = {}
     for path in Path("/proc").glob("[0-9]*/task/[0-9]*"):
         try:
-            fields = (path / "stat").read_text().rpartition(")")[2].split()
-            mask = hoststate.status_field(int(path.name), "Cpus_allowed_list")
+            stat = parse_stat((path / "stat").read_text())
+            mask = hoststate.status_field(stat.tid, "Cpus_allowed_list")
         except (FileNotFoundError, ProcessLookupError):
             continue
-        flags = int(fields[6])
-        if not flags & PF_NO_SETAFFINITY and (deadlinehelp.forgetful() or not flags & PF_KTHREAD):
-            found[int(path.name), fields[19]] = mask
+        if not stat.bound and (deadlinehelp.forgetful() or not stat.kthread):
+            found[stat.tid, stat.start_time] = mask
     return found
 
 

@@ -23,6 +23,7 @@ from vsrtune.execute.syscalls import LiveCalls
 from vsrtune.host.filesystem import LiveRoot
 from vsrtune.host.procfs import read_thread
 from vsrtune.model.guest import Sched
+from vsrtune.model.host import release_of
 
 CGROUP = Path("/sys/fs/cgroup")
 THREADS = """
@@ -67,7 +68,7 @@ def scene() -> Iterator[Scene]:
 
 def imitated(scene: Scene) -> FakeKernel:
     """The imitated kernel of this release with the same threads, cgroups and device."""
-    release = tuple(int(part) for part in platform.release().split(".")[:2])
+    release = release_of(platform.release())
     threads = {}
     for tid, cgroup in ((scene.one, FIRST), (scene.two, SECOND)):
         raw = read_thread(LiveRoot(), scene.pid, tid)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import time
 import xml.etree.ElementTree as ET
 from collections.abc import Iterator
@@ -17,6 +18,8 @@ import hoststate
 import labhelp
 import pytest
 from labhelp import LabGuest
+
+from vsrtune.model.host import release_of
 
 SHIPPED = Path("/usr/share/vsrtune/policies/router.yaml")
 # With the CPU that auto refuses to several vcpus of one guest.
@@ -165,7 +168,7 @@ def test_a_plan_that_can_stop_the_router_is_refused(
 
 
 def test_the_values_for_realtime_threads_are_set_kept_and_given_back(restored: None) -> None:
-    release = tuple(int(number) for number in os.uname().release.split(".")[:2])
+    release = release_of(platform.release())
     # From 6.12 on the limit stops no thread, so it stays.
     ours = {SLICE: "8", LIMIT: "990000" if release < (6, 12) else "950000"}
     theirs = {SLICE: "50", LIMIT: "970000"} if release < (6, 12) else {SLICE: "50"}

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from vsrtune.bench.cleanup import cleaners
 from vsrtune.bench.cleanup.cleaners import BenchLedger
 from vsrtune.core.errors import VsrtuneError
 
@@ -88,3 +89,22 @@ def test_stopping_the_guard_with_nothing_pending_is_silent(path: Path) -> None:
         path, "[ledger.done(e.id) for e in ledger.pending()]\nwatch.close()\nwatch.close()"
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_an_agent_that_does_not_end_stays_in_the_ledger(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As one that waits for the kernel: no signal ends it, and it still sends."""
+    monkeypatch.setattr(cleaners, "_END_SECONDS", 0.1)
+    path.parent.mkdir()
+    with subprocess.Popen(["sleep", "60"]) as agent:
+        try:
+            with BenchLedger.open(path) as ledger:
+                cleaners.note_agent(ledger, agent.pid, None, [])
+                with monkeypatch.context() as hung:
+                    hung.setattr(cleaners.os, "kill", lambda *_: None)
+                    (told,) = ledger.resolve(cleaners.CLEANERS)
+                assert f"process {agent.pid}: the agent of the bench does not end" in str(told)
+                assert [entry.kind for entry in ledger.pending()] == ["agent"]
+        finally:
+            agent.kill()

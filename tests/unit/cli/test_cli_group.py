@@ -116,6 +116,27 @@ def test_no_groups(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == "[]\n"
 
 
+def test_a_group_of_another_libvirt_is_told_from_one_of_which_nobody_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its members do not run there, so that there was nothing to do."""
+    host = pvr_group.fresh()
+    monkeypatch.setattr(attachments, "LiveHost", lambda _uri: host)
+    monkeypatch.setattr(module, "boot_unit_enabled", lambda: True)
+    file = tmp_path / "edge.yaml"
+    file.write_text(FILE.replace("[test]", "[a, b]").replace("{in: lo}", "{in: p0, out: p1}"))
+    assert group(tmp_path, "create", str(file)) == 0
+    host.fakes.clear()
+    host.uri = "qemu+unix:///system?socket=/run/other"
+    for words in (("scale", "edge", "1"), ("drain", "edge", "a"), ("delete", "edge")):
+        for more in ((), ("--dry-run",)):
+            capsys.readouterr()
+            assert group(tmp_path, *words, *more) == 1
+            said = capsys.readouterr()
+            assert "the group are those of another libvirt" in said.err and not said.out
+            assert "--connect qemu:///system" in said.err
+
+
 def test_create_says_what_makes_the_devices_at_a_boot(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -324,6 +324,21 @@ def test_a_wrong_file_of_one_group_takes_the_watch_from_no_other(
     assert len([m for m in caplog.messages if "group core is watched not" in m]) == 1
 
 
+def test_a_file_of_another_name_is_told_and_gives_no_other_group_its_health(
+    scene: Scene, group_file: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    other = group_file.with_name("rest.yaml")
+    group_file.rename(other)
+    scene.run(30)
+    told = [m for m in caplog.messages if "edge is not watched" in m]
+    assert scene.told == () and len(told) == 1
+    assert f"{other}: its file has another name" in told[0] and "edge.yaml" in told[0]
+    other.write_text(other.read_text().replace("edge", "core"))
+    other.rename(group_file)
+    scene.run(6)
+    assert scene.told == ()
+
+
 def test_a_group_that_is_deleted_is_watched_no_more(scene: Scene, ledger: Path) -> None:
     ledger.write_text("")
     scene.run(6)

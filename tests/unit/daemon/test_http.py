@@ -133,7 +133,7 @@ def test_elsewhere_is_nothing_but_a_hint(path: str) -> None:
         {},
         {"HTTP_ACCEPT": "application/openmetrics-text; version=1.0.0"},
         {"QUERY_STRING": "name[]=vsrtune_policies"},
-        {"HTTP_HOST": "kvm1.example:9178"},
+        {"HTTP_HOST": "localhost:9178"},
     ],
 )
 def test_metrics_are_what_prometheus_client_makes(more: dict[str, str]) -> None:
@@ -158,11 +158,11 @@ def test_metrics_are_what_prometheus_client_makes(more: dict[str, str]) -> None:
 )
 def test_another_site_whose_name_points_here_is_told_nothing(host: str, answered: bool) -> None:
     metrics = metrics_of(state())
-    for path in ("/", "/status.json"):
+    for path in ("/", "/status.json", "/metrics"):
         status, _, body = ask(http.app(metrics), path, HTTP_HOST=host)
         assert status.startswith("200 " if answered else "421 ")
         assert (b"vr1" in body) == answered
-    assert ask(http.app(metrics, "192.0.2.1"), "/", HTTP_HOST=host)[0] == "200 OK"
+        assert ask(http.app(metrics, "192.0.2.1"), path, HTTP_HOST=host)[0] == "200 OK"
 
 
 def test_a_state_is_rendered_once_and_a_new_one_is_seen() -> None:

@@ -119,7 +119,8 @@ def clean_agent(data: Mapping[str, Any]) -> None:
     if not _ended(pid, start):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
-        _ended(pid, start)
+        if not _ended(pid, start):
+            raise WriteError("the agent of the bench does not end", where=f"process {pid}")
     with AgentProcess() as agent:
         agent.call("clean", namespace=data["namespace"], names=data["names"])
     if data["module"]:
