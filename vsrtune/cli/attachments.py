@@ -4,14 +4,13 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from vsrtune.attach import transaction
 from vsrtune.attach.errors import SwitchError
 from vsrtune.attach.host import LiveHost
 from vsrtune.attach.ledger import STEP
-from vsrtune.attach.plan.clone_model import Clone
 from vsrtune.attach.plan.model import AttachHostState, Switch
 from vsrtune.attach.plan.requests import Batch, batches, taken_back
 from vsrtune.attach.plan.steps import Define, Origin, Plug, Step
@@ -126,22 +125,6 @@ def carry(switcher: Switcher, switch: Switch) -> Swept:
     """Carry out a switch. Raises VsrtuneError."""
     with patience(f"carrying out {len(switch.steps)} steps"):
         return switcher.carry_out(switch)
-
-
-def check_libvirt(
-    group: str, host: AttachHostState, uri: str, clones: Iterable[Clone] = ()
-) -> None:
-    """Raises VsrtuneError when guests of the group, or these clones, are those of another libvirt
-    than ``uri``, to which they seem not to run."""
-    concerned = [origin.uri for origin in host.groups.get(group, ())]
-    concerned += [clone.uri for clone in clones]
-    for other in concerned:
-        if other not in ("", uri):
-            raise VsrtuneError(
-                "guests of the group are those of another libvirt",
-                where=uri,
-                hint=f"--connect {other}",
-            )
 
 
 def tell_of_boot(switch: Switch) -> None:

@@ -29,8 +29,8 @@ from vsrtune.cli.render import complain, print_json, say, show
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.daemon.group_health import GROUPS_PATH
+from vsrtune.group import clone_plan, msr_rules, planner
 from vsrtune.group import members as group_members
-from vsrtune.group import msr_rules, planner
 from vsrtune.group import scale as group_scale
 from vsrtune.group.parser import Group, parse
 from vsrtune.host.state_files import told_by_daemon
@@ -186,7 +186,7 @@ def rules(
     Exit codes: 0 printed, 1 refused, 2 the file is not good, 4 the host could not be read.
     """
     name, host = name_of(word), attachments.look(places)
-    attachments.check_libvirt(name, host, places.uri)
+    _check_libvirt(name, host, places.uri)
     wanted = None if name in host.groups else load_group(word, groups)
     click.echo(msr_rules.of_group(name, wanted, host).text(balancer, count, without), nl=False)
     return ExitCode.DONE
@@ -269,8 +269,8 @@ def _carry_out(
             attachments.outcome(switcher.sweep())
         source = template_of(live, template) if template else None
         host = survey(live, switcher.origins(), places.journal, switcher.clones(), source)
+        _check_libvirt(name, host, live.uri)
         switch = choose(host)
-        attachments.check_libvirt(name, host, live.uri, (*switch.ended, *switch.kept))
         attachments.show(switch)
         failed: tuple[VsrtuneError, ...] = ()
         if not dry_run and (switch.steps or switch.leaves or switch.ended or switch.kept):
@@ -280,6 +280,18 @@ def _carry_out(
                 say(text)
             failed = swept.failed
     return attachments.complain(failed)
+
+
+def _check_libvirt(name: str, host: AttachHostState, uri: str) -> None:
+    """Raises VsrtuneError when guests of the group are those of another libvirt than ``uri``, to
+    which they seem not to run."""
+    for one in (*host.groups.get(name, ()), *clone_plan.of_group(name, host)):
+        if one.uri not in ("", uri):
+            raise VsrtuneError(
+                "guests of the group are those of another libvirt",
+                where=uri,
+                hint=f"--connect {one.uri}",
+            )
 
 
 def load_group(word: str, directory: Path) -> Group:

@@ -135,6 +135,8 @@ def test_a_group_of_another_libvirt_is_told_from_one_of_which_nobody_runs(
             said = capsys.readouterr()
             assert "the group are those of another libvirt" in said.err and not said.out
             assert "--connect qemu:///system" in said.err
+    assert group(tmp_path, "rules", "edge") == 1
+    assert "the group are those of another libvirt" in capsys.readouterr().err
 
 
 def test_create_says_what_makes_the_devices_at_a_boot(

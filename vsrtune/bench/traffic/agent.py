@@ -290,7 +290,8 @@ class Agent:
             found = pktgen.adrift()
         if found:
             names = " ".join(sorted(set(found)))
-            what = f"{names} may run on other CPUs, and pktgen is not this bench's alone"
+            why = "could not load pktgen anew" if self._loaded else "did not load pktgen"
+            what = f"{names} may run on other CPUs, and this bench {why}"
             raise VsrtuneError(what, where=pktgen.DIRECTORY, hint="modprobe -r pktgen")
 
     def sink(self, counted: dict[str, list[dict[str, Any]]]) -> None:
