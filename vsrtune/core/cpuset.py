@@ -36,14 +36,19 @@ class CpuSet:
         made._cpus = members
         return made
 
-    # A host has few distinct lists, and thousands of threads that share them.
     @staticmethod
-    @lru_cache(maxsize=1024)
     def parse(text: str) -> CpuSet:
         """Read ``0-3,7`` or the grouped form ``0-15:1/4`` (kernel ``bitmap_parselist``).
 
         An empty text is the empty set. Raises VsrtuneError on anything else.
         """
+        return CpuSet._parse(text)
+
+    # A host has few distinct lists, and thousands of threads that share them. Apart from ``parse``,
+    # because the type of a cached function takes any argument.
+    @staticmethod
+    @lru_cache(maxsize=1024)
+    def _parse(text: str) -> CpuSet:
         cpus: set[int] = set()
         named = 0
         for part in filter(None, (p.strip() for p in text.strip().split(","))):

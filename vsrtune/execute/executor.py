@@ -545,10 +545,11 @@ def _disown(entry: Entry, ops: LiveSysOps, journal: Journal, tally: _Tally) -> N
 
 def _leave(entry: Entry, now: Value, ops: LiveSysOps, journal: Journal, tally: _Tally) -> None:
     written, original = entry.written, entry.original
-    if isinstance(now, Pin) and isinstance(written, Pin) and now.cpuset == written.cpuset:
+    written_list = written.cpuset if isinstance(written, Pin) else None
+    if isinstance(now, Pin) and now.cpuset == written_list is not None:
         # Somebody has moved the thread alone: the list is still ours, and binds others too.
         if isinstance(original, Pin) and not displaced(now):
-            bound = CpuSet.parse(original.cpuset)
+            bound = CpuSet.parse(original.cpuset or "")
             original = replace(original, cpus=(now.cpus & bound or bound) if bound else now.cpus)
         back = replace(undo_action(entry), before=now, after=original)
         _change(back, ops, journal, entry.original, back=True)
@@ -616,11 +617,13 @@ def _resolve(
         # The write never happened. A pin, list or partition may have reached other threads, whose
         # masks are written last.
         journal.revert(target)
-    elif before == after and moved_masks.disjoint(before, now):
-        # The new cgroup has none of these CPUs.
+    elif before == after:
+        # Kept across a move: the new cgroup may have some of these CPUs, or none.
+        if not moved_masks.disjoint(before, now):
+            ops.write(target, before)
         journal.revert(target)
-        moved_masks.follow(action, now, ops, journal)
-    elif before == after or exactly(before, now, ops) or between(before, after, now, ops):
+        moved_masks.follow(action, ops.read(target), ops, journal)
+    elif exactly(before, now, ops) or between(before, after, now, ops):
         if back:
             ops.write(target, after)
             _read_back(target, after, ops, back=True)

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vsrtune.core.closing import Closing
-from vsrtune.core.errors import JournalError
+from vsrtune.core.errors import JournalError, VsrtuneError
 from vsrtune.execute.jsonl_log import (
     JsonlLog,
     LogNames,
@@ -270,13 +270,18 @@ class Journal(Closing):
         self._compact_if_grown()
 
     def _fold_checked(self, target: Target, step: Any) -> None:
-        """Find a record out of turn, which is our own defect, before it is in the file. A record
-        concerns one target only, so the check needs no others."""
+        """Find a record out of turn before it is in the file: our own defect, or a record follows
+        one that could not be written. Raises JournalError. A record concerns one target only, so
+        the check needs no others."""
         trial = Fold()
         known = self._fold.live.get(target)
         if known is not None:
             trial.put(known)
-        step(trial)
+        try:
+            step(trial)
+        except VsrtuneError as error:
+            hint = "run `vsrtune undo` once the disk can be written"
+            raise JournalError(error.what, where=str(target), hint=hint) from error
 
     def _reckon(self, target: Target) -> None:
         """Keep the space that undo of all entries needs in ``_undo_space``: a sum over all

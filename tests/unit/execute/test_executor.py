@@ -6,6 +6,7 @@ import errno
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from fake_kernel import (
@@ -24,9 +25,11 @@ from fake_kernel import (
     without_rights,
 )
 
+from vsrtune.core.codec import encode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import (
     BusyError,
+    JournalError,
     Lasting,
     LateError,
     SilentJobError,
@@ -561,6 +564,48 @@ def test_a_move_between_cgroups_keeps_what_undo_knows_of_the_affinity(
     assert host.visible() == before
 
 
+def test_killed_in_a_move_to_a_cgroup_of_fewer_cpus_it_is_finished(
+    host: FakeKernel, journal: Journal
+) -> None:
+    """The mask that is kept across the move has CPUs that the new cgroup lacks."""
+    emulator = f"{LIBVIRT}/emulator"
+    host.write(f"/sys/fs/cgroup/{emulator}/cpuset.cpus", "1-2")
+    affinity = ThreadAffinity("vr1", key(host, 1020), "vhost 0")
+    mask = CpuSet([0, 1])
+    move = ThreadCgroup("vr1", key(host, 1020), "vhost 0")
+    place = host.ops().read(move)
+    assert place == emulator
+    journal.intent(Action(affinity, mask, mask, "kept across the move between cgroups"))
+    host.set_affinity(1020, mask)
+    assert host.mask(1020) == "1"
+    assert recover(host.ops(), journal).failed == ()
+    assert (host.mask(1020), journal.entries()) == ("1", ())
+
+
+def test_a_record_that_follows_an_unwritten_one_stops_no_undo(
+    host: FakeKernel, journal: Journal, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A disk that dies in a move leaves the intent of the mask, and stays dead. Undo gives back
+    what needs no record, also what comes after that worker."""
+    plan = make_plan(host)
+    affinity = ThreadAffinity("vr1", key(host, 1020), "vhost 0")
+    append, dead = Journal._append, False
+
+    def dies(self: Journal, record: dict[str, Any]) -> None:
+        nonlocal dead
+        dead = dead or (record["r"] == "revert" and record["target"] == encode(affinity))
+        if dead:
+            raise JournalError("EIO")
+        append(self, record)
+
+    monkeypatch.setattr(Journal, "_append", dies)
+    with pytest.raises(JournalError):
+        apply(plan, host.ops(), journal)
+    with pytest.raises(JournalError):
+        undo(host.ops(), journal)
+    assert host.ops().read(IrqAffinity(HOST_REF, 41, "eth0-rx-0")) == plan.actions[0].before
+
+
 def test_a_changed_policy_keeps_the_first_original(host: FakeKernel, journal: Journal) -> None:
     target = ThreadAffinity("vr1", key(host, 1020), "vhost 0")
     for before, after in (("0-3", "1"), ("1", "2"), ("2", "3")):
@@ -839,6 +884,25 @@ def test_without_a_cpuset_controller_pins_are_affinities(
     assert [host.mask(t) for t in (1000, 1001)] == ["0", "0-3"]
     undo(host.ops(), journal)
     assert host.visible() == before
+
+
+def test_without_a_list_a_thread_that_somebody_moved_is_left_there(
+    host: FakeKernel, journal: Journal
+) -> None:
+    """And what comes after it in undo is still given back."""
+    for cgroup in host.state["cgroups"].values():
+        cgroup["cpus"] = None
+    host.state["threads"]["1011"]["mask"] = "0-3"
+    vcpu = VcpuPin("vr1", UUID, 1, key(host, 1011))
+    length = TxQueueLen("vr1", "macvtap0", 7)
+    free, ours = Pin(CpuSet(range(4)), None), Pin(CpuSet([2]), None)
+    plan = Plan((Action(length, 500, 100, "policy"), Action(vcpu, free, ours, "policy")))
+    assert apply(plan, host.ops(), journal).failed == ()
+    host.set_affinity(1011, CpuSet([3]))
+    result = undo(host.ops(), journal)
+    assert [left.target for left in result.left] == [vcpu]
+    assert (host.mask(1011), host.state["devices"]["macvtap0"]["tx_queue_len"]) == ("3", 500)
+    assert journal.entries() == ()
 
 
 def test_recover_of_a_settled_journal_changes_nothing(host: FakeKernel, journal: Journal) -> None:
