@@ -175,7 +175,6 @@ class Reconciler:
         LOGGER.debug("a pass over %s", scope)
         wrote, whole, failure = False, False, ""
         try:
-            self._journal.renew()
             wrote, whole = self._run(scope)
         except VsrtuneError as error:
             failure = str(error)
@@ -361,10 +360,20 @@ class Reconciler:
     # -- the stages of a pass
 
     def _run(self, scope: Scope) -> tuple[bool, bool]:
-        """Whether something was written, and whether the pass was over all guests."""
+        """Whether something was written, and whether the pass was over all guests. A journal that
+        cannot be written fails the pass at its end: until then it does what needs no record or has
+        its room, and the guard learns what is on the host."""
+        unrecorded: JournalError | None = None
+        try:
+            self._journal.renew()
+        except JournalError as error:
+            unrecorded = error
         observed = self._observe(scope)
-        self._forget(observed)
-        adopt_brought(observed.snapshot, observed.guests, self._journal)
+        try:
+            self._forget(observed)
+            adopt_brought(observed.snapshot, observed.guests, self._journal)
+        except JournalError as error:
+            unrecorded = error
         observed = self._measured(observed)
         plan = self._plan_alone(observed)
         if plan is None:
@@ -375,7 +384,9 @@ class Reconciler:
         try:
             done, unsettled = self._apply(plan, observed)
         except JournalError:
-            # The guard watches what an earlier run left, even if this one cannot write.
+            # Some of the plan may be on the host, and the guard watches what is there.
+            now, names = self._observer.observe(), observed.names
+            observed = SnapshotSlice(now) if names is None else SnapshotSlice.of(now, names)
             self._publish(observed, plan, Counter(a.target.guest for a in plan.actions))
             raise
         for guest, count in waiting(plan).items():
@@ -399,6 +410,8 @@ class Reconciler:
         self._again = frozenset(g for g in self._again if not observed.covers(g))
         self._again |= {a.target.guest for a in done}
         self.state = self._loads.counted(observed.snapshot, self.state, done)
+        if unrecorded is not None:
+            raise unrecorded
         return bool(done), observed.names is None
 
     def _plan(self, snapshot: Snapshot) -> Plan:

@@ -9,21 +9,16 @@ from vsrtune.execute.journal import Journal
 from vsrtune.model.guest import Guest
 from vsrtune.model.journal_records import undo_action
 from vsrtune.model.snapshot import Snapshot
-from vsrtune.model.targets import Target
-from vsrtune.plan.brought_pins import REASON, entries
+from vsrtune.plan.brought_pins import entries
 
 
-def adopt_brought(
-    snapshot: Snapshot, guests: Iterable[Guest], journal: Journal
-) -> frozenset[Target]:
-    """Journal the pins that guests have brought. Returns the targets to undo, with those that an
-    earlier pass could not undo. Raises JournalError."""
+def adopt_brought(snapshot: Snapshot, guests: Iterable[Guest], journal: Journal) -> None:
+    """Journal the pins that guests have brought. Raises JournalError."""
     names = frozenset(guest.ref for guest in guests if guest.carried)
     if not names:
-        return frozenset()
+        return
     known = journal.entries(names)
     new = entries((g for g in guests if g.ref in names), snapshot.host, known)
     journal.reserve(map(undo_action, new))
     for entry in new:
         journal.adopt(entry)
-    return frozenset(e.target for e in (*known, *new) if e.reason == REASON)

@@ -16,6 +16,7 @@ from fake_host import FakeHost
 from shell_samples import Clock, policies
 from test_daemon import Running, thread
 
+from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import JournalError, Lasting, WriteError
 from vsrtune.daemon import http
 from vsrtune.daemon.reconciler import Reconciler
@@ -23,7 +24,7 @@ from vsrtune.execute import jsonl_log
 from vsrtune.execute.journal import Journal, read_fold
 from vsrtune.host.state_files import tell_others, told_by_daemon
 from vsrtune.model.daemon_state import GroupGuest, Starved
-from vsrtune.model.guest import Role, SchedClass
+from vsrtune.model.guest import CarriedPin, Role, SchedClass
 from vsrtune.model.stepdown import Step, StepLevel
 from vsrtune.model.targets import Target, ThreadSched
 from vsrtune.plan import planner
@@ -245,10 +246,16 @@ def test_a_journal_that_cannot_be_written_stops_no_step(
     assert classes(host) == ["rr:7 reset-on-fork", "rr:9 reset-on-fork"]
 
 
+@pytest.mark.parametrize("carried", [(), (CarriedPin(0, CpuSet(range(4)), CpuSet([1])),)])
 def test_a_full_disk_stops_no_step(
-    host: FakeHost, passes: Reconciler, monkeypatch: pytest.MonkeyPatch
+    host: FakeHost,
+    passes: Reconciler,
+    monkeypatch: pytest.MonkeyPatch,
+    carried: tuple[CarriedPin, ...],
 ) -> None:
-    """Another guest has come meanwhile, for which there is no room."""
+    """Another guest has come meanwhile, for which there is no room, nor for the pin that it has
+    brought along."""
+    newcomer = replace(samples.guest("vr2", pid=200), carried=carried)
 
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -256,13 +263,14 @@ def test_a_full_disk_stops_no_step(
     monkeypatch.setattr(jsonl_log, "claim", full)
     passes.step_down("vr1", WHY, StepLevel.POLICY)
     assert classes(host) == ["rr:7 reset-on-fork", "rr:9 reset-on-fork"], "at once"
-    host.start(samples.guest("vr2", pid=200))
+    host.start(newcomer)
     passes.step_down("vr1", WHY, StepLevel.RR)
     passes.step_down("vr1", WHY, StepLevel.OTHER)
     passes.run()
-    untuned = samples.snapshot(samples.guest(), samples.guest("vr2", pid=200))
-    assert host.snapshot == untuned
+    assert host.snapshot == samples.snapshot(samples.guest(), newcomer)
     assert passes.state.totals.write_errors == 1
+    assert [g.ref for g in passes.state.guests] == ["vr1", "vr2"]
+    assert bool(passes.state.failure) is bool(carried)
 
 
 def test_a_step_that_the_journal_stops_is_not_told_as_done(
@@ -302,6 +310,8 @@ def test_a_disk_that_dies_between_intent_and_done_keeps_no_class(
     monkeypatch.setattr(journal, "done", dead)
     passes.run()
     assert "other" not in classes(host)[:1]
+    assert passes.state.snapshot == host.snapshot, "what the guard has to watch"
+    assert "an earlier write failed" in passes.state.failure
     assert not passes.stop()
     assert classes(host) == ["other", "other"]
 
