@@ -18,7 +18,6 @@ from vsrtune.model.targets import (
     PartitionState,
     Pin,
     Target,
-    TimeSlice,
     Value,
     pinned_cpus,
 )
@@ -49,8 +48,6 @@ def exactly(wanted: Value, now: Value, ops: LiveSysOps) -> bool:
     thread can have."""
     if wanted == now and type(wanted) is type(now):
         return True
-    if isinstance(wanted, TimeSlice) and isinstance(now, TimeSlice):
-        return wanted.reached_by(now)
     if isinstance(wanted, CpuSet) and isinstance(now, CpuSet):
         online = ops.online()
         return wanted & online == now & online
@@ -66,8 +63,8 @@ def exactly(wanted: Value, now: Value, ops: LiveSysOps) -> bool:
 def unchanged(wanted: Value, now: Value, ops: LiveSysOps) -> bool:
     """Whether the host has ``wanted`` itself, so that nothing is to be written to restore it. What
     a write of it may show as well (``exactly``) may be another value: RPS and interrupts have
-    offline CPUs, and a time slice that was written may lie within the rounding of the original."""
-    if isinstance(wanted, CpuSet | Pin | TimeSlice):
+    offline CPUs."""
+    if isinstance(wanted, CpuSet | Pin):
         return wanted == now
     return exactly(wanted, now, ops)
 

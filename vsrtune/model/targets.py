@@ -254,11 +254,6 @@ class TimeSlice:
 
     ms: int
 
-    def reached_by(self, now: TimeSlice) -> bool:
-        """Whether the kernel may show ``now`` after this was written. It rounds up to its tick
-        (``sched_rr_handler`` in kernel/sched/rt.c), which is 10 ms at most."""
-        return self.ms <= now.ms < self.ms + 10
-
     def __str__(self) -> str:
         return f"{self.ms}ms"
 

@@ -31,7 +31,6 @@ from vsrtune.model.targets import (
     ThreadAffinity,
     ThreadCgroup,
     ThreadSched,
-    TimeSlice,
     Value,
     VcpuPin,
 )
@@ -150,11 +149,7 @@ def _changes(
     for target, value in for_verify:
         now = present.value(target)
         desired = value.cpus if isinstance(value, Pin) else value
-        if isinstance(now, TimeSlice) and isinstance(desired, TimeSlice):
-            same = desired.reached_by(now)
-        else:
-            same = now == desired
-        if now is None or same:
+        if now is None or now == desired:
             continue
         thread = present.thread(target)
         if setting := _setting(target, thread):

@@ -37,7 +37,6 @@ from vsrtune.model.targets import (
     ThreadAffinity,
     ThreadCgroup,
     ThreadSched,
-    TimeSlice,
     Value,
     VcpuPin,
     pinned_cpus,
@@ -440,6 +439,4 @@ def _is_applied(host: Host, now: Value | None, written: Value) -> bool:
             return lost or found in (our_cpus & host.online, our_cpus & host.everywhere)
         case (PartitionState() | Sched() as value, our_value):
             return ours(our_value, value)
-        case (TimeSlice() as turn, TimeSlice() as our_turn):
-            return our_turn.reached_by(turn)
     return now is None or now == written

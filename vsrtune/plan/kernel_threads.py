@@ -201,8 +201,8 @@ def build_timeslice(context: Context, per_guest: Sequence[Requirements], draft: 
         return
     now = TimeSlice(context.host.rr_timeslice_ms)
     reason = f"scheduler.{key} ({policy.at('scheduler', key)}): equals take turns of {wanted}"
-    action = Action.of(target, wanted if wanted.reached_by(now) else now, wanted, reason)
-    draft.want(Phase.TIME_SLICE, action, context.left_alone(target), _SUBJECT, str(now))
+    action = Action.of(target, now, wanted, reason)
+    draft.want(Phase.TIME_SLICE, action, context.left_alone(target), _SUBJECT)
 
 
 def _by_hand(draft: Draft, subject: str, value: str) -> None:

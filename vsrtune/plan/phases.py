@@ -82,17 +82,14 @@ class Draft:
     left: set[Target] = field(default_factory=set)
     _added: list[tuple[Phase, Action]] = field(default_factory=list)
 
-    def want(
-        self, phase: Phase, action: Action, drift: Drift | None, subject: str, reached: str = ""
-    ) -> None:
+    def want(self, phase: Phase, action: Action, drift: Drift | None, subject: str) -> None:
         """Plan a setting, unless it has that value already or somebody has changed it and the
-        policy leaves that alone (``drift``). ``subject`` names it in reports. ``reached`` says
-        more of a value that is there already."""
+        policy leaves that alone (``drift``). ``subject`` names it in reports."""
         target, ref = action.target, action.target.guest
         self.desired.add(target)
         if action.before == action.after:
             self.for_verify[target] = action.after
-            self.skip(ref, subject, f"already set: {reached or action.after}")
+            self.skip(ref, subject, f"already set: {action.after}")
         elif drift is not None:
             self.leave(ref, subject, drift)
         else:

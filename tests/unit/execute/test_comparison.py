@@ -57,9 +57,7 @@ def partitioned() -> LiveSysOps:
         (CpusetList("0-2"), CpusetList(""), False),
         (CpusetList("0-1"), CpusetList("0-2"), False),
         (TimeSlice(8), TimeSlice(8), True),
-        (TimeSlice(8), TimeSlice(17), True),
-        (TimeSlice(8), TimeSlice(18), False),
-        (TimeSlice(8), TimeSlice(7), False),
+        (TimeSlice(8), TimeSlice(10), False),
         (TimeSlice(8), 8, False),
     ],
 )

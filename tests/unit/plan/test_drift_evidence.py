@@ -103,7 +103,7 @@ def test_who_did_it(
         (PIN, Pin(cpus("2"), "1")),
         (SCHED, Sched()),
         (IRQ, cpus("2")),
-        (RrTimeslice(HOST_REF), TimeSlice(95)),
+        (RrTimeslice(HOST_REF), TimeSlice(100)),
         # Threads and devices that are gone, and settings that nobody else changes.
         (ThreadAffinity("vr1", ThreadKey(1, 1, 1), "vhost"), cpus("1")),
         (TxQueueLen("vr1", "macvtap10", 99), 100),
