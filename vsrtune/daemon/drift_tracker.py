@@ -25,7 +25,8 @@ SURE, AGAIN = 2.0, 1.0
 LONGEST = 300.0
 # A setting is put back this often before the log says that somebody keeps changing it.
 TOLD = 3
-# A setting that stays as put back for this long, and twice its last wait, is forgotten.
+# A setting that stays as put back for this long, and twice its last wait, is forgotten. So is a
+# change of which a pass has found nothing after this long.
 CALM = 60.0
 
 # So many last changes are remembered.
@@ -101,6 +102,14 @@ class DriftWatch:
         for target in wrote:
             self._culprits.pop(place(target), None)
         drifting = {d.target: d for d in plan.drift}
+        if observed.names is None:
+            # A change that is no drift by now was made undone, or is somebody's wish.
+            places = {place(target) for target in drifting}
+            self._culprits = {
+                where: culprit
+                for where, culprit in self._culprits.items()
+                if where in places or now - culprit.when < CALM
+            }
         moved = {k: since for k, since in self._moved.items() if not observed.covers(k[0].guest)}
         for drift in plan.drift:
             key = drift.target, drift.found

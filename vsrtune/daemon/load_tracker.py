@@ -14,7 +14,7 @@ from vsrtune.host.cpus import parse_cpu_times
 from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.netdev import guest_frames, parse_net_dev
 from vsrtune.model.daemon_state import DaemonState, Recent
-from vsrtune.model.guest import DATA_PLANE, Guest, ThreadKey
+from vsrtune.model.guest import DATA_PLANE, ThreadKey
 from vsrtune.model.load import (
     Bottleneck,
     CpuTimes,
@@ -117,7 +117,7 @@ class BottleneckKeeper:
         guests = snapshot.guests
         if self._turn * BATCH >= len(guests):
             self._turn = 0
-        part = tuple(_data_plane(g) for g in guests[self._turn * BATCH :][:BATCH])
+        part = guests[self._turn * BATCH :][:BATCH]
         sample = samples.take(
             self._root, replace(snapshot, guests=part), lambda: int(self._clock() * 1e9)
         )
@@ -126,16 +126,15 @@ class BottleneckKeeper:
         self._turn += 1
         others = {g.ref for g in guests} - {g.ref for g in part}
         kept = {ref: one for ref, one in self._found.items() if ref in others}
-        self._found = kept | {one.guest: one for one in frame.bottlenecks}
-        alive = {t.key for g in guests for t in g.threads}
+        # The other guest of a device may be in another sample.
+        shared = shared_devices(guests)
+        alone = {g.ref for g in part if not any(i.ifindex in shared for i in g.interfaces)}
+        self._found = kept | {one.guest: one for one in frame.bottlenecks if one.guest in alone}
+        alive = {t.key for g in guests for t in g.threads if t.role in DATA_PLANE}
         waited = self._waited | {k: r.wait_ns / 1e9 for k, r in sample.threads.items()}
         self._waited = {key: seconds for key, seconds in waited.items() if key in alive}
         used = self._budgets | frame.budgets
         self._budgets = {key: share for key, share in used.items() if key in alive}
-
-
-def _data_plane(guest: Guest) -> Guest:
-    return replace(guest, threads=tuple(t for t in guest.threads if t.role in DATA_PLANE))
 
 
 class RecentKeeper:

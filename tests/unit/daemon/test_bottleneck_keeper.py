@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
@@ -37,13 +38,16 @@ class Host:
         self.root.set("/proc/net/dev", "\n".join(["h", "h", *lines, ""]))
         self.root.set("/proc/stat", proc_stat({0: (self.busy, 0, 0), 1: (self.busy, 0, 0)}))
 
-    def after(self, seconds: float) -> DaemonState:
+    def after(
+        self, seconds: float, beside: Mapping[ThreadKey, tuple[float, float]] | None = None
+    ) -> DaemonState:
         device = self.first.interfaces[0].target
         self.lost[device] += 10_000
         self.busy += int(100 * seconds)
         vcpus: dict[ThreadKey, tuple[float, float]] = {
-            t.key: (0.99, 0.01) for t in self.first.by_role(Role.VCPU)
+            t.key: (0.55, 0.44) if beside else (0.99, 0.01) for t in self.first.by_role(Role.VCPU)
         }
+        vcpus.update(beside or {})
         drops = {f"/sys/devices/virtual/net/{device}/statistics/rx_dropped": 10_000}
         self.root.pass_time(seconds, vcpus, drops)
         self.traffic()
@@ -82,6 +86,29 @@ def test_guests_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
     host.after(LIMITS)
     assert host.after(LIMITS).recent.bottlenecks.keys() == {host.first.ref}
     assert host.after(LIMITS).recent.bottlenecks.keys() == {host.first.ref, host.second.ref}
+
+
+def test_a_device_whose_other_guest_has_another_turn_tells_of_neither(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(load_tracker, "BATCH", 1)
+    host = Host()
+    sharing = replace(host.second, interfaces=host.first.interfaces)
+    seen = replace(host.seen, guests=(host.first, sharing))
+    host.state = host.keeper.update(replace(host.state, snapshot=seen))
+    for _ in range(4):
+        assert host.after(LIMITS).recent.bottlenecks == {}
+
+
+def test_a_guests_own_thread_on_the_cpu_is_named() -> None:
+    host = Host()
+    vcpu, (emulator,) = host.first.by_role(Role.VCPU)[0], host.first.by_role(Role.EMULATOR)
+    beside = replace(emulator, affinity=vcpu.affinity, last_cpu=vcpu.last_cpu)
+    threads = tuple(beside if t is emulator else t for t in host.first.threads)
+    seen = replace(host.seen, guests=(replace(host.first, threads=threads), host.second))
+    host.state = host.keeper.update(replace(host.state, snapshot=seen))
+    found = host.after(LIMITS, {emulator.key: (0.4, 0.0)}).recent.bottlenecks[host.first.ref]
+    assert "emulator" in found.help and "other processes" not in found.help
 
 
 def test_a_guest_that_went_has_none() -> None:

@@ -662,6 +662,23 @@ def running(host: FakeHost, journal: Journal) -> Iterator[Running]:
     daemon.stop()
 
 
+@pytest.mark.parametrize(("seconds", "named"), [(1, True), (120, False)])
+def test_a_change_that_came_to_nothing_is_blamed_for_no_later_one(
+    host: FakeHost, journal: Journal, caplog: pytest.LogCaptureFixture, seconds: int, named: bool
+) -> None:
+    caplog.set_level("INFO")
+    clock = Clock()
+    passes = Reconciler(host, host, journal, policies(), clock=clock)
+    passes.run()
+    worker = thread(host, Role.VHOST)
+    passes.blame(("scheduler", worker.key.tid), Culprit(4711, "chrt", "a.scope", clock()))
+    clock.now += seconds
+    passes.run()
+    host.change("vhost", sched=Sched(SchedClass.FIFO, 50))
+    passes.run()
+    assert ("chrt (pid 4711, a.scope) has changed it" in caplog.text) is named
+
+
 class TestLoop:
     def test_ready_comes_after_the_first_pass_and_stop_restores(
         self, host: FakeHost, running: Running

@@ -253,10 +253,11 @@ class Patrol(Background):
         files = settings(self._snapshot())
         seldom = self._told() and self._rounds % SELDOM != 0
         self._rounds += 1
-        due = [f for f in files if not seldom or f in UNTOLD]
-        now = {file: self._read(file) for file in due}
-        changed = [f for f in due if f in self._seen and self._seen[f] != now[f]]
-        self._seen = {f: text for f, text in (self._seen | now).items() if f in files}
+        now = {file: self._read(file) for file in files if not seldom or file in UNTOLD}
+        changed = [f for f, text in now.items() if f in self._seen and self._seen[f] != text]
+        self._seen = {
+            f: now.get(f, self._seen.get(f)) for f in files if f in now or f in self._seen
+        }
         if changed:
             self._dirty(f"{', '.join(changed)} changed")
 
