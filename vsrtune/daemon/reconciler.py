@@ -21,7 +21,7 @@ from vsrtune.core.errors import (
     VsrtuneError,
     WriteError,
 )
-from vsrtune.core.retry import Backoff, SaidOnce
+from vsrtune.core.retry import Backoff, Pause, SaidOnce
 from vsrtune.daemon.drift_tracker import DriftWatch, waiting
 from vsrtune.daemon.load_tracker import LoadKeeper
 from vsrtune.daemon.pass_result import ResultLog, guest_states, log_plan, merged, unmade
@@ -54,8 +54,9 @@ from vsrtune.policy.lowering import next_level
 from vsrtune.policy.matching import assign, policies_of
 from vsrtune.policy.model import WITHOUT_LIBVIRT, Policy
 
-# Seconds until the next pass over a thread that has to run before it can be DEADLINE.
-PENDING = 1.0
+# Seconds until the next pass over threads that have to run before they can be DEADLINE, and at most
+# while nothing changes: a worker without traffic does not run for days.
+PENDING, PENDING_MOST = 1.0, 10.0
 
 _HOST = frozenset([HOST_REF])
 # What failed when a whole pass did, beside the names of guests.
@@ -101,8 +102,9 @@ class Reconciler:
         self._whole: Whole | None = None
         # Guests that were written to since they were read.
         self._again: frozenset[str] = frozenset()
-        # Settings that the kernel put off in this pass, by guest.
+        # Settings that the kernel put off in this pass, by guest, and until when they wait.
         self._waiting: Counter[str] = Counter()
+        self._put_off = Pause()
         # Guests that are stepped down, even where the journal could not record it.
         self._steps: Steps = journal.steps
         # The policy that each of them had when it was named by one alone.
@@ -282,7 +284,7 @@ class Reconciler:
         changing, or of a thread that has to run first. None when nothing waits."""
         due = [self._backoff.next_try(self._clock()), self._drift.next_try(self.state.drifts)]
         if self._pending():
-            due.append(PENDING)
+            due.append(self._put_off.left(self._clock()))
         return min((seconds for seconds in due if seconds is not None), default=None)
 
     def again(self) -> Scope:
@@ -407,6 +409,11 @@ class Reconciler:
         if observed.names is not None:
             standing = self.state.plan.updated(standing, observed.names)
         self.state = replace(self.state, drifts=drifts, plan=standing)
+        pending = self._pending()
+        if done or not pending:
+            self._put_off = Pause()
+        if pending and all(map(observed.covers, pending)):
+            self._put_off = self._put_off.longer(self._clock(), PENDING, PENDING_MOST)
         self._again = frozenset(g for g in self._again if not observed.covers(g))
         self._again |= {a.target.guest for a in done}
         self.state = self._loads.counted(observed.snapshot, self.state, done)

@@ -308,7 +308,7 @@ def pending(case: Case) -> Iterable[Finding]:
             yield info(
                 f"{guest.ref}: {', '.join(label(t) for t in waiting)} cannot be given class "
                 "deadline before running",
-                "send traffic through it; the daemon tries every second",
+                "send traffic through it; the daemon tries every ten seconds",
                 ", ".join(f"/proc/{t.key.tid}/stat processor: {t.last_cpu}" for t in waiting),
             )
 

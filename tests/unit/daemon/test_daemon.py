@@ -26,6 +26,7 @@ from vsrtune.core.errors import (
     Lasting,
     LateError,
     ObserveError,
+    PendingError,
     PolicyError,
     WriteError,
 )
@@ -41,6 +42,7 @@ from vsrtune.model.daemon_state import DaemonState
 from vsrtune.model.guest import Confidence, Role, Sched, SchedClass, Thread
 from vsrtune.model.journal_records import undo_action
 from vsrtune.model.plan import Culprit
+from vsrtune.model.targets import ThreadSched
 from vsrtune.observe.config_files import load_dirs
 from vsrtune.policy.model import Policy
 
@@ -494,6 +496,28 @@ class TestPass:
         passes.run()
         assert all(g.tuned for g in passes.state.guests)
         assert [thread(host, Role.VCPU, n).sched for n in (0, 1)] == [RR, RR]
+
+    def test_a_thread_that_has_to_run_first_is_tried_ever_less_often(
+        self, host: FakeHost, passes: Reconciler, clock: Clock
+    ) -> None:
+        """A worker without traffic does not run for days."""
+        real = host.write
+
+        def write(target, value):  # type: ignore[no-untyped-def]
+            if target == ThreadSched("vr1", thread(host, Role.VHOST).key, ""):
+                raise PendingError("the thread has not run there", lasting=Lasting.TRANSIENT)
+            real(target, value)
+
+        host.write = write  # type: ignore[method-assign]
+        waits = []
+        for _ in range(6):
+            passes.run()
+            waits.append(passes.next_try())
+            clock.now += waits[-1] or 0.0
+        assert waits == [1, 2, 4, 8, 10, 10]
+        host.write = real  # type: ignore[method-assign]
+        passes.run()
+        assert passes.next_try() is None
 
     def test_a_guest_that_libvirt_keeps_waiting_takes_nobodys_turn(
         self, host: FakeHost, passes: Reconciler, clock: Clock
