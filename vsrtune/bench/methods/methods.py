@@ -114,8 +114,6 @@ def generator_limited(trials: Sequence[Trial]) -> bool:
 
 
 LATENCY_SHARES = (0.1, 0.5, 0.9)
-# An open side is first widened by this share.
-WIDTH = 1.0
 # How often the part of a failing value that got through is the next guess.
 GUESSES = 2
 
@@ -143,46 +141,25 @@ def search(
 ) -> Generator[Load, Trial, Bounds]:
     """Search the highest value from ``low`` to ``high`` that passes, until the bounds are
     ``precision`` (a share) apart or neighbours. No value outside the bounds is ever tried."""
-    low, guesses, width = max(1, low), [float(high)], WIDTH
-    bounds, more, stride = Bounds(None, None), GUESSES, precision
+    low, value, guesses = max(1, low), high, GUESSES
+    bounds = Bounds(None, None)
     while True:
-        lower, upper = bounds.lower, bounds.upper
-        # What the bounds leave open; a slow generator may not even have reached ``low``.
-        least = low if lower is None else max(low, floor(lower) + 1)
-        most = high if upper is None else int(upper) - 1
-        guesses = [guess for guess in guesses if least <= round(guess) <= most]
-        guessed = bool(guesses)
-        if guesses:
-            value = round(guesses.pop(0))
-        elif lower is None or upper is None:
-            # An open side: each step is twice as wide as the one before.
-            step, width = 1.0 + width, 2.0 * width
-            if lower is not None:
-                value = min(high, max(least, round(lower * step)))
-            else:
-                assert upper is not None, "the first guess sets a bound"
-                value = max(low, min(most, round(upper / step)))
-        elif upper <= lower * (1.0 + precision):
-            return bounds
-        else:
-            value = round((lower * upper) ** 0.5)
-        if not least <= value <= most:
-            return bounds
         passed, reached, guess = yield from attempt(value)
-        if not passed:
-            bounds = replace(bounds, upper=value, by_generator=False)
-            if more > 0:
-                more -= 1
-                guesses.append(guess)
-            continue
-        if lower is None or reached > lower:
+        if passed and (bounds.lower is None or reached > bounds.lower):
             bounds = replace(bounds, lower=min(float(value), reached))
-        if reached < value:
-            bounds = replace(bounds, upper=value, by_generator=True)
-        elif guessed:
-            # The edge is likely just above a good guess, so bound it from there.
-            guesses.append(value * (1.0 + stride))
-            stride *= 2.0
+        if not passed or reached < value:
+            bounds = replace(bounds, upper=value, by_generator=passed)
+        lower, upper = bounds.lower, bounds.upper
+        least = low if lower is None else floor(lower) + 1
+        # A slow generator may not even have reached ``low``.
+        if upper is None or least >= upper or least < low:
+            return bounds
+        if lower is not None and upper <= lower * (1.0 + precision):
+            return bounds
+        if not passed and guesses > 0 and least <= round(guess) < upper:
+            value, guesses = round(guess), guesses - 1
+        else:
+            value = low if lower is None else round((lower * upper) ** 0.5)
 
 
 def throughput(spec: Spec) -> MethodRun:
