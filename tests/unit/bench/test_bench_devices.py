@@ -15,6 +15,7 @@ from vsrtune.bench.traffic.probe import frame, latency, number_of
 
 UP = ["BROADCAST", "MULTICAST", "UP", "LOWER_UP"]
 VETH = {"info_kind": "veth"}
+OVS = {"info_kind": "openvswitch"}
 
 
 def link(name: str, *addresses: str, flags: list[str] = UP, **more: Any) -> dict[str, Any]:
@@ -61,6 +62,22 @@ def test_what_is_refused(device: str, why: str | None) -> None:
 def test_the_peer_of_a_veth_is_not_below_it() -> None:
     assert refusal("veth0", LINKS, ROUTES, {"10.9.0.1"}) is not None
     assert refusal("veth1", LINKS, ROUTES, {"10.9.0.1"}) is None
+
+
+def test_a_port_of_open_vswitch_is_below_its_internal_ports() -> None:
+    links = [
+        *LINKS,
+        link("ovs-system", flags=["BROADCAST"], linkinfo=OVS),
+        link("ovsbr0", "10.8.0.1", linkinfo=OVS),
+        link("vlan9", "10.7.0.1", link="ovsbr0"),
+        link("bond0", master="ovs-system"),
+        link("eno5", master="bond0"),
+    ]
+    for address in ("10.8.0.1", "10.7.0.1"):
+        for device in ("bond0", "eno5"):
+            why = refusal(device, links, ROUTES, {address})
+            assert why == "it carries an ssh connection to this machine"
+    assert refusal("eno5", links, ROUTES, {"198.51.100.5"}) is None
 
 
 def test_every_hop_of_a_default_route_counts() -> None:

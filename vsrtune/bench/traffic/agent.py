@@ -230,8 +230,11 @@ def _holders(links: Sequence[Link], addresses: Iterable[str]) -> set[str]:
 def _with_lowers(names: Iterable[str], links: Sequence[Link]) -> set[str]:
     """The devices and all devices below them."""
     found = set(names)
+    # Addresses are on internal ports of Open vSwitch, its other ports' master is the datapath.
+    switches = {link["ifname"] for link in links if _kind(link) == "openvswitch"}
     while True:
-        ports = {link["ifname"] for link in links if link.get("master") in found}
+        masters = found | switches if found & switches else found
+        ports = {link["ifname"] for link in links if link.get("master") in masters}
         # A veth's link is its peer, which is beside the veth, not below it.
         parents = {
             str(link["link"])
