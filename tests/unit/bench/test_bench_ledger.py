@@ -8,11 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import bench_samples as samples
 import pytest
 
 from vsrtune.bench.cleanup import cleaners
 from vsrtune.bench.cleanup.cleaners import BenchLedger
-from vsrtune.core.errors import VsrtuneError
+from vsrtune.bench.setup.configurator import Configurator
+from vsrtune.core.errors import JournalError, VsrtuneError
 
 
 @pytest.fixture
@@ -108,3 +110,17 @@ def test_an_agent_that_does_not_end_stays_in_the_ledger(
                 assert [entry.kind for entry in ledger.pending()] == ["agent"]
         finally:
             agent.kill()
+
+
+def test_a_host_that_another_version_has_tuned_is_not_untuned(path: Path, tmp_path: Path) -> None:
+    journal = tmp_path / "journal"
+    journal.write_bytes(b'{"version":99}\n')
+    path.parent.mkdir()
+    with BenchLedger.open(path) as ledger:
+        for _ in range(2):
+            with pytest.raises(JournalError, match="version 99 of the journal's format"):
+                Configurator(samples.SPEC, ledger, uri="test:///", journal=journal).__enter__()
+        ledger.add(cleaners.TUNING, {"journal": str(journal), "uri": "test:///"})
+        (told,) = ledger.resolve(cleaners.CLEANERS)
+        assert "version 99 of the journal's format" in str(told)
+        assert [entry.kind for entry in ledger.pending()] == ["tuning"]

@@ -74,6 +74,8 @@ def undo_journal(data: Mapping[str, Any]) -> None:
     """Put back every setting of the journal that a ``tuning`` entry names. Raises
     VsrtuneError."""
     with Journal.open(Path(data["journal"]), boot_id()) as journal:
+        if journal.foreign is not None:
+            raise journal.foreign
         ends, original = journal.budgets_end, journal.original
         ops = LiveSysOps(data["uri"], budgets_end=ends, original=original)
         settle(executor.undo(ops, journal))

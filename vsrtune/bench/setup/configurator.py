@@ -78,13 +78,13 @@ class Configurator(Closing):
         self._notes: tuple[str, ...] = ()
 
     def __enter__(self) -> Self:
-        """Raises VsrtuneError when the daemon runs, when another process holds the
-        journal, or when it has entries: the host must be untuned to begin with."""
+        """Raises VsrtuneError when the daemon runs, when another process holds the journal, or when
+        it has entries or is another version's: the host must be untuned to begin with."""
         journal = Journal.open(self._path, boot_id())
         entries = journal.entries()
-        if entries:
+        if entries or journal.foreign is not None:
             journal.close()
-            raise VsrtuneError(
+            raise journal.foreign or VsrtuneError(
                 f"vsrtune has tuned this host already ({len(entries)} settings, "
                 f"{entries[0].target} for one)",
                 where=str(self._path),
