@@ -169,7 +169,7 @@ class _Session:
                 self._go_on(self.earlier, snapshot.host.kernel)
             self.tester = stack.enter_context(Tester(self.spec, ledger, self.observe))
             self.configurator = stack.enter_context(
-                Configurator(self.spec, ledger, ready=self._wait_ready, uri=self.uri)
+                Configurator(self.spec, ledger, ready=self._wait_ready, say=self._say, uri=self.uri)
             )
             self.configurator.check(self.configurations)
             self.watch.doing("waiting for the routers to forward")
@@ -197,7 +197,9 @@ class _Session:
             self.save(self._outcome({}, "killed, or still running"))
         notes = self.configurator.apply(configuration)
         if configuration.name not in self.environment:
-            self._describe(configuration, notes)
+            described = (self.observe(), self.spec, configuration, self.tester.devices())
+            self.environment[configuration.name] = environment(*described)
+            self._say(configuration.name, notes)
         return self.tester.trial(load, configuration.name)
 
     def _fits(self, configuration: Configuration) -> bool:
@@ -240,11 +242,13 @@ class _Session:
             unfinished=unfinished,
         )
 
-    def _describe(self, configuration: Configuration, notes: Sequence[str]) -> None:
-        block = environment(self.observe(), self.spec, configuration, self.tester.devices())
-        self.environment[configuration.name] = block | {"notes": list(notes)}
+    def _say(self, name: str, notes: Sequence[str]) -> None:
+        """Say notes on a configuration once, and keep them in its block, if it has one by now."""
+        kept = self.environment.get(name, {}).setdefault("notes", [])
         for note in notes:
-            self.watch.say(f"{configuration.name}: {note}")
+            if note not in kept:
+                kept.append(note)
+                self.watch.say(f"{name}: {note}")
 
     def _wait_ready(self) -> None:
         """Return once every router forwards. Raises VsrtuneError when one does not in time."""

@@ -32,6 +32,7 @@ from vsrtune.bench.setup import attachments, scaling
 from vsrtune.bench.setup.commands import run
 from vsrtune.bench.traffic import pktgen
 from vsrtune.core.errors import VsrtuneError, WriteError
+from vsrtune.core.text import printable
 from vsrtune.execute import executor
 from vsrtune.execute.executor import Result
 from vsrtune.execute.host_writer import LiveSysOps
@@ -78,7 +79,9 @@ def undo_journal(data: Mapping[str, Any]) -> None:
             raise journal.foreign
         ends, original = journal.budgets_end, journal.original
         ops = LiveSysOps(data["uri"], budgets_end=ends, original=original)
-        settle(executor.undo(ops, journal))
+        for note in settle(executor.undo(ops, journal)):
+            syslog.syslog(syslog.LOG_WARNING, f"vsrtune bench: {note}")
+            sys.stderr.write(f"vsrtune: {note}\n")
 
 
 def revert_command(data: Mapping[str, Any]) -> None:
@@ -91,7 +94,7 @@ def settle(result: Result) -> tuple[str, ...]:
     something could not be put back."""
     if result.failed:
         raise failure(result)
-    return tuple(str(left) for left in result.left)
+    return tuple(printable(str(left)) for left in result.left)
 
 
 def failure(result: Result) -> VsrtuneError:

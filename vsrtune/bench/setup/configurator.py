@@ -46,7 +46,7 @@ class Configurator(Closing):
     other bench tunes meanwhile; leaving restores the host. ``ready`` is called after
     interfaces of guests or members of groups were plugged in again, and to let threads run.
     It returns when every router forwards again, and raises VsrtuneError when one does not in
-    time.
+    time. ``say`` gets a configuration's name, and notes on what others changed during it.
 
     A layer is a part of the routers that configurations change, whatever their tuning. ``check``
     refuses what this host cannot have, ``state`` is comparable and None for how the part was at
@@ -63,12 +63,14 @@ class Configurator(Closing):
         ledger: BenchLedger,
         *,
         ready: Callable[[], None] = lambda: None,
+        say: Callable[[str, Sequence[str]], None] = lambda *_: None,
         uri: str = DEFAULT_URI,
         journal: Path = DEFAULT_PATH,
     ) -> None:
         self._spec = spec
         self._ledger = ledger
         self._ready = ready
+        self._say = say
         self._uri = uri
         self._path = journal
         # From below: a group's members stand on interfaces.
@@ -150,7 +152,8 @@ class Configurator(Closing):
         notes: tuple[str, ...] = ()
         try:
             if configuration.tuning in (Tuning.POLICY, Tuning.LIBVIRT_PINS):
-                self._begin(cleaners.TUNING, {"journal": str(self._path), "uri": self._uri})
+                data = {"name": configuration.name, "journal": str(self._path), "uri": self._uri}
+                self._begin(cleaners.TUNING, data)
                 notes = self._settled(self._tuner.apply(configuration))
             if configuration.apply:
                 self._begin(cleaners.COMMAND, {"revert": list(configuration.revert)})
@@ -190,7 +193,8 @@ class Configurator(Closing):
             return
         change.state = object()
         if kind == cleaners.TUNING:
-            self._tuner.undo()  # it holds the journal that the cleaner would open
+            # The tuner holds the journal that the cleaner would open.
+            self._say(change.data["name"], self._tuner.undo())
         else:
             cleaners.CLEANERS[kind](change.data)
         self._ledger.done(change.entry)

@@ -1,0 +1,68 @@
+"""A run of the bench, on hosts and routers that are made up."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import bench_samples as samples
+import pytest
+import shell_samples
+from bench_router import FakeRouter
+from fake_host import FakeHost
+
+from vsrtune.bench import session
+from vsrtune.bench.cleanup import cleaners
+from vsrtune.bench.cleanup.cleaners import BenchLedger
+from vsrtune.bench.progress import ProgressWatch
+from vsrtune.bench.session import _Session
+from vsrtune.bench.setup import tuning
+from vsrtune.bench.setup.configurator import Configurator
+from vsrtune.bench.spec.model import Load
+
+TUNED = replace(samples.TUNED, policy=shell_samples.POLICY)
+LEFT = "is 222 now, vsrtune had written 300 in place of 500; left alone"
+
+
+@pytest.fixture
+def host(monkeypatch: pytest.MonkeyPatch) -> FakeHost:
+    fake = FakeHost()
+    monkeypatch.setattr(tuning, "live_observer", lambda *_: fake)
+    for module in (tuning, cleaners):
+        monkeypatch.setattr(module, "LiveSysOps", lambda *_, **_more: fake)
+    monkeypatch.setattr(session, "environment", lambda *_: {})
+    return fake
+
+
+def test_what_others_changed_during_a_configuration_is_said_and_kept(
+    host: FakeHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    router = FakeRouter(1e9)
+    tester = SimpleNamespace(devices=dict, trial=router.trial)
+    with BenchLedger.open(tmp_path / "ledger") as ledger, ProgressWatch() as watch:
+        made = _Session(samples.SPEC, (samples.UNTUNED, TUNED), watch, "", 1)
+        made.observe, made.tester = host.observe, tester
+        with Configurator(
+            samples.SPEC, ledger, say=made._say, uri="", journal=tmp_path / "journal"
+        ) as made.configurator:
+            for index in (1, 0, 1):
+                made._trial((index, Load({"vr1": 1000.0}, 1.0)))
+                host.set_queue(222 if index else 500)
+        assert ledger.pending() == []
+    (tuned,) = [note for note in made.environment["tuned"]["notes"] if LEFT in note]
+    assert made.environment["untuned"]["notes"] == []
+    assert capsys.readouterr().err.count(f"tuned: {tuned}") == 1
+
+
+def test_a_cleaner_says_what_others_changed(
+    host: FakeHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "journal"
+    with BenchLedger.open(tmp_path / "ledger") as ledger:
+        killed = Configurator(samples.SPEC, ledger, uri="", journal=path).__enter__()
+        killed.apply(TUNED)
+        killed._journal.close()
+        host.set_queue(222)
+        assert ledger.resolve(cleaners.CLEANERS) == []
+    assert LEFT in capsys.readouterr().err
