@@ -147,12 +147,12 @@ def _paper(**words: object) -> Any:
 
 
 def _profile() -> str:
-    """The words for tuned-adm that bring TuneD's present profile back, "" where it does not run."""
+    """Words for tuned-adm that bring TuneD's present profiles back, "" where it does not run."""
     try:
         told = commands.run(["tuned-adm", "active"])
     except WriteError:
         return ""
-    found = re.search(r"^Current active profile: (\S+)", told, re.MULTILINE)
+    found = re.search(r"^Current active profile: (.+)", told, re.MULTILINE)
     if "Cannot talk" in told:
         return ""
-    return f"profile, {found[1]}" if found else "off"
+    return ", ".join(["profile", *found[1].split()]) if found else "off"

@@ -84,6 +84,7 @@ class TestConfigurations:
         ("told", "revert"),
         [
             ("Current active profile: balanced\n", ("tuned-adm", "profile", "balanced")),
+            ("Current active profile: a b\nx: c\n", ("tuned-adm", "profile", "a", "b")),
             ("No current active profile.\n", ("tuned-adm", "off")),
             ("Cannot talk to TuneD daemon via DBus.\nCurrent active profile: balanced\n", None),
         ],
