@@ -9,7 +9,9 @@ from typing import Any
 
 import pytest
 
-from vsrtune.bench.spec.model import Leg
+from vsrtune.bench.measure.tester import MEMBER_PROBES
+from vsrtune.bench.spec.model import MAX_MEMBERS, Leg
+from vsrtune.bench.spec.streams import FIRST_DESTINATION_PORT
 from vsrtune.bench.traffic.agent import order, own_addresses, refusal
 from vsrtune.bench.traffic.probe import frame, latency, number_of
 
@@ -107,6 +109,14 @@ def test_a_probe_is_a_whole_frame_and_known_again() -> None:
     assert number_of(data, 1) is None
     assert number_of(data[:50], 0xFFFFFFFF) is None
     assert number_of(b"x" * 60, 1) is None
+
+
+def test_the_largest_router_has_a_flow_of_its_own_for_each_probe() -> None:
+    flows = range(MEMBER_PROBES * MAX_MEMBERS)
+    ports = [struct.unpack("!HH", frame(bytes(6), LEG, 1, n, n)[34:38]) for n in flows]
+    assert len({source for source, _ in ports}) == len(flows) == 4096
+    # The sink counts by destination ports.
+    assert all(destination < FIRST_DESTINATION_PORT for _, destination in ports)
 
 
 def test_percentiles_are_those_of_the_probes_that_came() -> None:

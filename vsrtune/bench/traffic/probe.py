@@ -24,7 +24,8 @@ from vsrtune.core.closing import Closing
 from vsrtune.core.errors import VsrtuneError
 
 PORT = 19999
-_SOURCE_PORT = 1023
+# Of the first flow: there is room for those of MAX_MEMBERS guests. The sink goes by PORT.
+_SOURCE_PORT = 10000
 _MAGIC = b"vsrtune\0"
 _SIZE = 60
 _ETH_P_IP = 0x0800
@@ -44,7 +45,7 @@ def frame(own_mac: bytes, leg: Leg, run: int, number: int, flow: int = 0) -> byt
     """A probe, with our mark, the run and the number. Flows differ in their source ports."""
     data = _MAGIC + struct.pack("!II", run, number)
     data = data.ljust(_SIZE - 14 - 20 - 8, b"\0")
-    return udp_frame(own_mac, leg, _SOURCE_PORT - flow, PORT, data)
+    return udp_frame(own_mac, leg, _SOURCE_PORT + flow, PORT, data)
 
 
 def udp_frame(
