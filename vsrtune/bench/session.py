@@ -154,10 +154,11 @@ class _Session:
     @contextlib.contextmanager
     def _opened(self) -> Iterator[None]:
         with contextlib.ExitStack() as stack:
-            # SIGTERM and SIGHUP end the run as Ctrl-C does, after restoring the host.
+            # SIGTERM and SIGHUP (not with nohup) end the run as Ctrl-C does, the host restored.
             for number in (signal.SIGTERM, signal.SIGHUP):
-                before = signal.signal(number, signal.default_int_handler)
-                stack.callback(signal.signal, number, before)
+                if signal.getsignal(number) is not signal.SIG_IGN:
+                    before = signal.signal(number, signal.default_int_handler)
+                    stack.callback(signal.signal, number, before)
             ledger = stack.enter_context(BenchLedger.open())
             _fail(ledger.resolve(CLEANERS))
             stack.enter_context(RunGuard(ledger))

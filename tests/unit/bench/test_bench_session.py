@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,6 +21,7 @@ from vsrtune.bench.session import _Session
 from vsrtune.bench.setup import tuning
 from vsrtune.bench.setup.configurator import Configurator
 from vsrtune.bench.spec.model import Load
+from vsrtune.core.errors import VsrtuneError
 
 TUNED = replace(samples.TUNED, policy=shell_samples.POLICY)
 LEFT = "is 222 now, vsrtune had written 300 in place of 500; left alone"
@@ -66,3 +68,24 @@ def test_a_cleaner_says_what_others_changed(
         host.set_queue(222)
         assert ledger.resolve(cleaners.CLEANERS) == []
     assert LEFT in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("before", [signal.SIG_IGN, signal.SIG_DFL])
+def test_nohup_is_kept(before: signal.Handlers, monkeypatch: pytest.MonkeyPatch) -> None:
+    """nohup has a process ignore SIGHUP, and then nothing may end the run at logout."""
+    during: list[object] = []
+
+    def opened() -> BenchLedger:
+        during.extend(map(signal.getsignal, (signal.SIGHUP, signal.SIGTERM)))
+        raise VsrtuneError("no further")
+
+    monkeypatch.setattr(BenchLedger, "open", opened)
+    restored = signal.signal(signal.SIGHUP, before)
+    try:
+        with ProgressWatch() as watch, pytest.raises(VsrtuneError, match="no further"):
+            session.measure([samples.SPEC], None, seed=1, watch=watch, uri="")
+        assert signal.getsignal(signal.SIGHUP) == before
+    finally:
+        signal.signal(signal.SIGHUP, restored)
+    ended = signal.default_int_handler
+    assert during == [before if before is signal.SIG_IGN else ended, ended]
