@@ -293,7 +293,8 @@ def test_a_killed_agent_ends_its_traffic_and_is_an_error(spec: Spec, ledger: Ben
             running.trial(Load({spec.routers[0].name: FAST}, 20.0), "untuned")
         killer.wait()
         assert not flowing()
-    # The killed ones could not remove what they had configured; the next start does.
+    # The killed ones could not remove what they had configured; the cleaner does.
+    assert ledger.resolve(CLEANERS) == []
     measure(spec, ledger, Load({spec.routers[0].name: SLOW}, 0.5))
 
 

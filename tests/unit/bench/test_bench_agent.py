@@ -5,11 +5,18 @@ from __future__ import annotations
 import os
 import signal
 from pathlib import Path
+from typing import Any
 
+import bench_samples as samples
 import pytest
 
 from vsrtune.bench.children import AgentProcess, command
+from vsrtune.bench.cleanup.cleaners import BenchLedger
+from vsrtune.bench.measure import tester
+from vsrtune.bench.traffic import pktgen
+from vsrtune.bench.traffic.agent import Agent
 from vsrtune.core.errors import VsrtuneError
+from vsrtune.model.snapshot import Snapshot
 
 
 def test_answers_errors_and_ends_with_its_input() -> None:
@@ -48,6 +55,43 @@ def test_a_killed_agent_is_an_error_that_says_so() -> None:
         os.kill(agent.pid, signal.SIGKILL)
         with pytest.raises(VsrtuneError, match="the agent ended"):
             agent.call("counters")
+
+
+class KilledAgent(AgentProcess):
+    """Is killed by the kernel as it begins, as if memory had run out."""
+
+    def call(self, operation: str, timeout: float = 60.0, **arguments: Any) -> Any:
+        os.kill(self.pid, signal.SIGKILL)
+        return super().call(operation, timeout, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("agent", "left"), [(AgentProcess, []), (KilledAgent, [samples.SPEC.left.namespace])]
+)
+def test_what_an_agent_left_is_owed_unless_it_ended_in_order(
+    agent: type[AgentProcess], left: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tester, "AgentProcess", agent)
+
+    def observe() -> Snapshot:
+        raise AssertionError("it never came that far")
+
+    with BenchLedger.open(tmp_path / "ledger") as ledger:
+        with pytest.raises(VsrtuneError):
+            tester.Tester(samples.SPEC, ledger, observe).__enter__()
+        # The other agent ended with its input.
+        assert [entry.data["namespace"] for entry in ledger.pending()] == left
+
+
+def test_an_agent_ends_in_order_where_another_unloaded_the_generator(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(pktgen, "DIRECTORY", str(tmp_path / "pktgen"))
+    (tmp_path / "pktgen").mkdir()
+    agent = Agent(0)
+    agent._generator = pktgen.Pktgen(["g0"])
+    (tmp_path / "pktgen").rmdir()
+    agent.close()
 
 
 def test_an_agent_that_does_not_answer_is_ended() -> None:

@@ -57,7 +57,7 @@ class Tester(Closing):
         self._agents: dict[Place, AgentProcess] = {}
         # Their answers to `open`: the boot id, and the devices with their settings.
         self._opened: dict[Place, dict[str, Any]] = {}
-        self._entries: list[int] = []
+        self._entries: dict[Place, int] = {}
 
     def __enter__(self) -> Self:
         try:
@@ -68,12 +68,13 @@ class Tester(Closing):
         return self
 
     def close(self) -> None:
-        """Stop and remove everything."""
-        for agent in self._agents.values():
+        """Stop and remove everything, or leave it to the cleaner if an agent failed to."""
+        for place, agent in self._agents.items():
             agent.close()
+            if place in self._entries and agent.process.returncode == 0:
+                self._ledger.done(self._entries[place])
         self._agents = {}
-        self._ledger.done(*self._entries)
-        self._entries = []
+        self._entries = {}
 
     def devices(self) -> dict[str, dict[str, str]]:
         """The driver and settings of the two devices."""
@@ -156,7 +157,7 @@ class Tester(Closing):
             agent = self._agents[host, namespace] = AgentProcess(host)
             if host is None:
                 entry = cleaners.note_agent(self._ledger, agent.pid, namespace, names)
-                self._entries.append(entry)
+                self._entries[host, namespace] = entry
         for place, agent in self._agents.items():
             self._opened[place] = agent.call("open", namespace=place[1], names=devices[place])
         each = counted(self._spec)

@@ -365,7 +365,8 @@ class Agent:
 
     def close(self) -> None:
         """Remove what does not end with this process, as its sockets and the sink's table do."""
-        if self._generator is not None:
+        # Another agent of this bench may have unloaded the module.
+        if self._generator is not None and os.path.isdir(pktgen.DIRECTORY):
             self._generator.close()
         if self._loaded:
             pktgen.unload_module()
