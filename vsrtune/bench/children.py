@@ -91,7 +91,7 @@ class Messages:
         self._pending = b""
 
     def next(self, seconds: float | None = None) -> Any:
-        """The next message. Raises EOFError at the end, TimeoutError after ``seconds``."""
+        """The next message. Raises EOFError, TimeoutError (after ``seconds``) or ValueError."""
         end = None if seconds is None else time.monotonic() + seconds
         while b"\n" not in self._pending:
             left = None if end is None else max(0.0, end - time.monotonic())
@@ -102,7 +102,7 @@ class Messages:
                 raise EOFError
             self._pending += data
         line, _, self._pending = self._pending.partition(b"\n")
-        return json.loads(line)
+        return json.loads(line.decode(errors="replace"))
 
 
 def command(host: str | None) -> list[str]:
@@ -157,7 +157,7 @@ class AgentProcess(Child):
 
     def _answer(self, timeout: float) -> Mapping[str, Any]:
         try:
-            answer: Mapping[str, Any] = self.messages.next(timeout)
+            return dict(self.messages.next(timeout))
         except EOFError:
             raise self._ended() from None
         except TimeoutError:
@@ -165,7 +165,10 @@ class AgentProcess(Child):
             self.process.kill()
             what = f"the agent did not answer within {timeout:g} s"
             raise VsrtuneError(what, where=self.where, lasting=Lasting.TRANSIENT) from None
-        return answer
+        except (ValueError, TypeError) as error:
+            what = f"no answer of the agent: {str(getattr(error, 'doc', error))[:80]!r}"
+            hint = "let no start file of the shell there (~/.bashrc) print anything"
+            raise VsrtuneError(what, where=self.where, hint=hint) from None
 
     def _ended(self) -> VsrtuneError:
         assert self.process.stderr is not None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +112,28 @@ def test_a_package_in_the_working_directory_is_not_run(
     monkeypatch.chdir(tmp_path)
     with AgentProcess() as agent:
         assert agent.call("clean", namespace="nowhere", names=[]) is None
+
+
+@pytest.mark.parametrize(
+    ("line", "quoted"),
+    [
+        (b"Welcome\x1b[31m to box\xff" + b"!" * 200, r"'Welcome\\x1b\[31m to box\ufffd!{60}'"),
+        (b"7", "int"),
+    ],
+)
+def test_a_line_of_a_remote_shell_is_quoted(
+    line: bytes, quoted: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program = tmp_path / "ssh"
+    program.write_text(f"#!{sys.executable}\nimport os\nos.write(1, {line!r} + b'\\n')\ninput()\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    with (
+        AgentProcess("box") as agent,
+        pytest.raises(VsrtuneError, match=rf"^box: no answer of the agent: .*{quoted}") as told,
+    ):
+        agent.call("counters")
+    assert "bashrc" in told.value.hint
 
 
 def test_another_host_is_reached_by_ssh_without_questions() -> None:
