@@ -148,6 +148,7 @@ class Synthetic:
         xml = RECORDED.virt().domains()[0].live_xml
         xml = xml.replace("<name>vr1<", f"<name>{names.name}<")
         xml = re.sub(r"<uuid>[^<]*", f"<uuid>{names.uuid}", xml)
+        xml = xml.replace(' id="1">', f' id="{names.number}">', 1)
         for nic in range(NICS):
             xml = xml.replace(f'dev="macvtap{nic}"', f'dev="{names.device(nic)}"', 1)
         self.file(f"/libvirt/{names.number - 1}.xml", xml)

@@ -61,7 +61,8 @@ class Processes:
     ``strangers`` other processes with an executable of such a name. ``daemons`` are the name and
     pid of those of DAEMONS that root runs, ``workers`` holds the vhost
     kernel threads: owner's tid to their tids; ``softirq`` the ksoftirqd threads: CPU to tid;
-    ``napi`` the NAPI kernel threads: device, as they name it, to tids."""
+    ``napi`` the NAPI kernel threads: device, as they name it, to tids; ``oldest`` has the pid of
+    the oldest QEMU in the scope of each libvirt domain, by the domain's id."""
 
     qemus: tuple[QemuProcess, ...]
     workers: dict[int, tuple[int, ...]]
@@ -69,6 +70,7 @@ class Processes:
     softirq: tuple[tuple[int, int], ...] = ()
     napi: dict[str, tuple[int, ...]] = field(default_factory=dict)
     strangers: tuple[Decision, ...] = ()
+    oldest: dict[int, int] = field(default_factory=dict)
 
     def qemu(self, pid: int) -> QemuProcess | None:
         """The believed QEMU of a pid; None when there is none."""
@@ -94,9 +96,15 @@ class _Entry:
         """The QEMU of the process. Its command line is long, so it is parsed once."""
         if self.qemu is None:
             d = decision
-            args = parse_args(self.argv)
             self.qemu = QemuProcess(
-                d.pid, d.start_time, d.uid, d.standing, vmid=d.vmid, machine=d.machine, args=args
+                d.pid,
+                d.start_time,
+                d.uid,
+                d.standing,
+                vmid=d.vmid,
+                machine=d.machine,
+                scopes=d.scopes,
+                args=parse_args(self.argv),
             )
         return self.qemu
 
@@ -171,6 +179,7 @@ def _sorted(entries: list[_Entry]) -> Processes:
         for _, (entry, decision) in sorted(qemus.items())
         if entry.stat.ppid not in qemus and (process := entry.process(decision)).args.guest
     ]
+    young = sorted(found, key=lambda p: (p.start_time, p.pid), reverse=True)
     return Processes(
         tuple(found),
         {owner: tuple(sorted(tids)) for owner, tids in workers.items()},
@@ -178,6 +187,7 @@ def _sorted(entries: list[_Entry]) -> Processes:
         tuple(sorted(softirq)),
         {device: tuple(sorted(tids)) for device, tids in napi.items()},
         tuple(sorted(strangers, key=lambda s: s.pid)),
+        {domain: p.pid for p in young for domain in p.scopes},
     )
 
 
@@ -243,6 +253,13 @@ Identity = tuple[int, int]
 # The number that libvirt gives a domain at each start.
 _ID = re.compile(r"<domain\b[^>]*\bid=['\"]([0-9]{1,9})['\"]", re.ASCII)
 
+
+def _number(domain: DomainText) -> int:
+    """The domain's id; -1 when the XML has none, as that of a domain that does not run."""
+    found = _ID.search(domain.live_xml)
+    return int(found[1]) if found is not None else -1
+
+
 NO_PROCESS = "has no QEMU process"
 
 
@@ -292,7 +309,7 @@ class Joiner:
         """The process of a domain that libvirt lists; otherwise None and the reason."""
         pid, why = self._judge.process_of(domain.name)
         if not self._judge.pid_files:
-            pid = self._oldest(processes.qemus, domain)
+            pid = processes.oldest.get(_number(domain))
         if pid is None:
             return None, why
         process = processes.qemu(pid)
@@ -309,18 +326,8 @@ class Joiner:
         """Whether a process still belongs to its domain, according to libvirt's pid file or
         scope."""
         if not self._judge.pid_files:
-            return self._in_scope(process, domain)
+            return _number(domain) in process.scopes
         return self._judge.process_of(domain.name)[0] == process.pid
-
-    def _oldest(self, qemus: Iterable[QemuProcess], domain: DomainText) -> int | None:
-        there = [(p.start_time, p.pid) for p in qemus if self._in_scope(p, domain)]
-        return min(there)[1] if there else None
-
-    def _in_scope(self, process: QemuProcess, domain: DomainText) -> bool:
-        number = _ID.search(domain.live_xml)
-        if number is None or process.standing is Standing.PLAIN:
-            return False
-        return self._judge.in_scope(process.pid, int(number[1]))
 
     def _keep(self, qemus: Iterable[QemuProcess], owned: Owned) -> None:
         """Keep what libvirt confirmed while it is silent, for the very same process only."""
@@ -360,5 +367,5 @@ class Joiner:
         if process.standing is Standing.PLAIN or not process.args.name:
             return False
         if not self._judge.pid_files:
-            return self._judge.in_scope(process.pid)
+            return bool(process.scopes)
         return self._judge.process_of(process.args.name)[0] == process.pid

@@ -83,7 +83,9 @@ class Standing(Enum):
 class Decision:
     """The decision on one process. ``uid`` is its real user; ``why`` says why it is not believed,
     "" unless it is a stranger; ``vmid`` is the guest of Proxmox VE in whose scope it runs,
-    ``machine`` the guest of KubeVirt in whose pod it runs (NAMESPACE/NAME)."""
+    ``machine`` the guest of KubeVirt in whose pod it runs (NAMESPACE/NAME), ``scopes`` are the
+    ids of the libvirt domains in whose scopes it runs: one, but where cgroup v1 has several
+    hierarchies."""
 
     pid: int
     start_time: int
@@ -92,6 +94,7 @@ class Decision:
     why: str = ""
     vmid: int | None = None
     machine: str = ""
+    scopes: tuple[int, ...] = ()
 
     @property
     def believed(self) -> bool:
@@ -141,7 +144,8 @@ class Judge:
             why = self._wrong_file(pid, exe, vouched, libvirts)
         standing = Standing.UNKNOWN if libvirts else Standing.PLAIN
         standing = Standing.STRANGER if why else standing
-        return Decision(pid, start_time, uids[0], standing, why, vmid, machine)
+        domains = self._scopes(cgroup) if libvirts else ()
+        return Decision(pid, start_time, uids[0], standing, why, vmid, machine, domains)
 
     def _machine(self, cgroup: str) -> tuple[str, str]:
         """The guest of KubeVirt in whose container a process runs that has this /proc/TID/cgroup
@@ -179,16 +183,19 @@ class Judge:
             for path in self._roots_cgroups(text)
         )
 
-    def in_scope(self, pid: int, number: int | None = None) -> bool:
-        """Whether a process runs in the scope that systemd made for the domain with this id, or
-        for any domain (virSystemdMakeScopeName: libvirt gives its id and name, only root moves
-        processes there)."""
+    def in_scope(self, pid: int, number: int) -> bool:
+        """Whether a process runs in the scope of the domain with this id."""
         try:
-            text = self._root.read(f"/proc/{pid}/task/{pid}/cgroup")
+            return number in self._scopes(self._root.read(f"/proc/{pid}/task/{pid}/cgroup"))
         except OSError:
             return False
+
+    def _scopes(self, text: str) -> tuple[int, ...]:
+        """The ids of the domains for which systemd made the scopes in /proc/TID/cgroup
+        (virSystemdMakeScopeName: libvirt gives its id and name, only root moves processes
+        there)."""
         found = (_SCOPE.match(path) for path in self._roots_cgroups(text))
-        return any(m is not None and number in (None, int(m[1])) for m in found)
+        return tuple(int(m[1]) for m in found if m is not None)
 
     def _roots_cgroups(self, text: str) -> Iterator[str]:
         """The cgroups in /proc/TID/cgroup that root made, without the leading slash. Users can

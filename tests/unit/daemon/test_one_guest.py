@@ -11,8 +11,10 @@ from __future__ import annotations
 import gc
 import json
 import logging
+import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import FrameType
@@ -31,6 +33,7 @@ from vsrtune.host.libvirt import DomainText
 from vsrtune.model.guest import Role, Thread
 from vsrtune.model.plan import Place
 from vsrtune.observe.observer import Observer
+from vsrtune.observe.trust import PID_FILES
 from vsrtune.policy.parser import parse
 
 FEW, MANY = 20, 200
@@ -170,6 +173,27 @@ def test_a_pass_for_one_guest_neither_reads_nor_plans_the_others(
     assert in_many - in_few < 100 * (MANY - FEW)
     whole = Observer(few.root, TreeVirt(few.host, few.root)).observe()
     assert few.passes.state.snapshot == whole
+
+
+@pytest.mark.parametrize("user", [0, 64055], ids=["root's pid files", "QEMU's pid files"])
+def test_a_whole_look_reads_the_cgroup_of_a_guest_as_often_however_many_there_are(
+    tmp_path: Path, user: int
+) -> None:
+    """Where the pid files are not root's, as on Debian 13, the scopes tell whose a QEMU is."""
+    host = Synthetic(tmp_path / "host", FEW)
+    os.chown(f"{host.place}{PID_FILES}", user, user)
+    read: Counter[str] = Counter()
+
+    class Counting(TreeRoot):
+        def read(self, path: str) -> str:
+            read[path] += 1
+            return super().read(path)
+
+    root = Counting(str(host.place))
+    seen = Observer(root, TreeVirt(host, root)).observe()
+    assert {g.ref: g.pid for g in seen.guests} == {n.name: n.pid for n in host.guests}
+    # Once to decide on the process, once with its threads.
+    assert {read[f"/proc/{n.pid}/task/{n.pid}/cgroup"] for n in host.guests} == {2}
 
 
 def test_libvirt_is_asked_after_a_write_and_not_about_a_change_of_a_thread_alone(
