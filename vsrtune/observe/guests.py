@@ -88,14 +88,16 @@ class VcpuFinder:
     """Finds the vcpu threads of plain QEMUs that do not name them, through QMP.
 
     It keeps an answer while the process has the same threads, so that it does not disturb a
-    monitor at every pass. ``qemu_filter`` says which QEMUs it may ask.
+    monitor at every pass. ``qemu_filter`` says which QEMUs it may ask, ``unanswered`` are the pids
+    of those that have other threads than at their last answer.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self.qemu_filter = QemuFilter()
         self._left = MONITORS_SECONDS
-        self._known: dict[tuple[int, int], tuple[frozenset[int], dict[int, int]]] = {}
+        self.unanswered: frozenset[int] = frozenset()
+        self._known: dict[tuple[int, int], tuple[frozenset[ThreadKey], dict[int, int]]] = {}
         # When to ask again, and what was wrong.
         self._failed: dict[tuple[int, int], tuple[Pause, str]] = {}
 
@@ -105,17 +107,34 @@ class VcpuFinder:
         self._left = MONITORS_SECONDS
 
     def find(
-        self, root: HostRoot, process: QemuProcess, tids: frozenset[int], judge: Judge
+        self, root: HostRoot, process: QemuProcess, threads: frozenset[ThreadKey], judge: Judge
     ) -> tuple[dict[int, int], str]:
-        """tid to vcpu number, and a problem ("" when they are known)."""
+        """tid to vcpu number, and a problem ("" when they are known). While the monitor does not
+        answer, threads that were vcpus at its last answer and live stay that."""
         if not process.args.qmp and process.vmid is None:
             return {}, NO_VCPUS
         identity = (process.pid, process.start_time)
-        known = self._known.get(identity)
-        if known is not None and known[0] == tids:
-            return known[1], ""
+        known, numbers = self._known.get(identity, (frozenset(), {}))
+        self.unanswered -= {process.pid}
+        if known == threads:
+            return numbers, ""
         if not self.qemu_filter.asks(process.uid, *process.named):
             return {}, NOT_ASKED
+        vcpus, problem = self._ask(root, process, identity, judge)
+        if problem:
+            self.unanswered |= {process.pid}
+            # A thread that ended may have left its tid to another one.
+            kept = {t.tid: numbers[t.tid] for t in known & threads if t.tid in numbers}
+            return kept, f"new {problem}" if kept else problem
+        tids = {t.tid for t in threads}
+        numbers = {tid: index for index, tid in vcpus.items() if tid in tids}
+        self._known[identity] = (threads, numbers)
+        return numbers, ""
+
+    def _ask(
+        self, root: HostRoot, process: QemuProcess, identity: tuple[int, int], judge: Judge
+    ) -> tuple[dict[int, int], str]:
+        """vcpu number to tid, and why the monitor does not tell it."""
         pause, problem = self._failed.get(identity, (Pause(), ""))
         begin = self._clock()
         if pause.left(begin) > 0:
@@ -130,10 +149,8 @@ class VcpuFinder:
         except ObserveError as error:
             problem = f"vcpu threads are not known: {error}"
         else:
-            answer = {tid: index for index, tid in vcpus.items() if tid in tids}
-            self._known[identity] = (tids, answer)
             self._failed.pop(identity, None)
-            return answer, ""
+            return vcpus, ""
         finally:
             self._left -= self._clock() - begin
         # A QEMU that is just starting answers soon; one whose monitor is taken does not.
@@ -145,6 +162,7 @@ class VcpuFinder:
         """Forget all processes that are not ``alive``, given as (pid, start time)."""
         self._known = {k: v for k, v in self._known.items() if k in alive}
         self._failed = {k: v for k, v in self._failed.items() if k in alive}
+        self.unanswered &= {pid for pid, _ in alive}
 
 
 @dataclass(frozen=True, slots=True)
@@ -283,7 +301,7 @@ class GuestReader:
         if libvirt:
             # Asking libvirt's own monitor would taint the domain.
             return roles, ["vcpu threads are not known: neither cgroups nor names tell"]
-        own = frozenset(t.key.tid for t in threads if t.key.pid == process.pid)
+        own = frozenset(t.key for t in threads if t.key.pid == process.pid)
         numbers, problem = self.vcpus.find(self.root, process, own, self.judge)
         roles.update((tid, (Role.VCPU, numbers[tid])) for tid in tids if tid in numbers)
         return roles, [problem] if problem else []

@@ -122,7 +122,8 @@ class Observer:
             found = unannounced(known, self._root, self._table, self._judge())
             if self._calls % (ROUND * seldom) == 0 or len(known.held) <= FEW:
                 known, changed = recheck(known, self._root)
-                self._known, found = known, found | changed
+                unanswered = self._vcpus.unanswered & known.held.keys()
+                self._known, found = known, found | changed | unanswered
         except (NotAlone, OSError):
             return SnapshotSlice(self._whole())
         if not names and not found:

@@ -11,7 +11,7 @@ from vsrtune.host.libvirt import DomainText
 from vsrtune.host.netdev import NetReader
 from vsrtune.host.procfs import PF_KTHREAD
 from vsrtune.host.recorded import RecordedRoot
-from vsrtune.model.guest import Confidence, Guest, NicKind, Role, WorkerKind
+from vsrtune.model.guest import Confidence, Guest, NicKind, Role, ThreadKey, WorkerKind
 from vsrtune.observe.guests import (
     MONITORS_SECONDS,
     NO_TIME,
@@ -20,6 +20,7 @@ from vsrtune.observe.guests import (
     GuestReader,
     VcpuFinder,
 )
+from vsrtune.observe.observer import Observer
 from vsrtune.observe.qemu_processes import ProcessTable
 from vsrtune.observe.trust import Judge
 from vsrtune.policy.matching import QemuFilter
@@ -326,22 +327,53 @@ def test_a_monitor_is_asked_again_only_when_threads_change() -> None:
     process = ProcessTable().scan(root).qemus[0]
     now = [0.0]
     finder = VcpuFinder(lambda: now[0])
-    tids = frozenset((50, 60, 61))
-    assert finder.find(root, process, tids, Judge(root)) == ({61: 0}, "")
+    keys = frozenset(ThreadKey(50, tid, 106) for tid in (50, 60, 61))
+    more = keys | {ThreadKey(50, 70, 200)}
+    assert finder.find(root, process, keys, Judge(root)) == ({61: 0}, "")
     tree.qmp(50, {}, "busy")
-    assert finder.find(root, process, tids, Judge(root)) == ({61: 0}, "")
-    assert finder.find(root, process, tids | {70}, Judge(root))[1] != ""
+    assert finder.find(root, process, keys, Judge(root)) == ({61: 0}, "")
+    assert finder.unanswered == set()
+    # Threads that live stay what they were; not so another one of the same number.
+    found, problem = finder.find(root, process, more, Judge(root))
+    assert (found, finder.unanswered) == ({61: 0}, {50})
+    assert problem == "new vcpu threads are not known: /run/pq1.qmp: busy"
+    other = frozenset([ThreadKey(50, 50, 106), ThreadKey(50, 61, 300)])
+    now[0] = 3.0
+    found, problem = finder.find(root, process, other, Judge(root))
+    assert (found, problem) == ({}, "vcpu threads are not known: /run/pq1.qmp: busy")
     # A busy monitor is left in peace for a while, for longer each time.
     now[0] = 5.0
-    assert finder.find(root, process, tids | {70}, Judge(root))[1] != ""
+    assert finder.find(root, process, more, Judge(root))[1] != ""
     tree.qmp(50, {"0": 70})
     now[0] = 12.0
-    assert finder.find(root, process, tids | {70}, Judge(root))[1] != ""
+    assert finder.find(root, process, more, Judge(root))[1] != ""
     now[0] = 14.0
-    assert finder.find(root, process, tids | {70}, Judge(root)) == ({70: 0}, "")
+    assert finder.find(root, process, more, Judge(root)) == ({70: 0}, "")
+    assert finder.unanswered == set()
     finder.forget_all_but(set())
     tree.qmp(50, {"0": 60})
-    assert finder.find(root, process, tids | {70}, Judge(root)) == ({60: 0}, "")
+    assert finder.find(root, process, more, Judge(root)) == ({60: 0}, "")
+
+
+def test_vcpus_stay_while_the_monitor_is_busy_and_it_is_asked_again() -> None:
+    """Also when nothing else of the guest changes."""
+    tree = plain_host()
+    observer = Observer(tree.root(), None)
+    now = [0.0]
+    observer._vcpus = VcpuFinder(lambda: now[0])
+
+    def vcpus() -> list[tuple[int, int | None]]:
+        (guest,) = observer.observe_unannounced().snapshot.guests
+        return [(t.key.tid, t.index) for t in guest.by_role(Role.VCPU)]
+
+    assert vcpus() == [(61, 0)]
+    tree.thread(50, 62, "qemu-system-x86", start=300)
+    tree.qmp(50, {}, "busy")
+    assert vcpus() == [(61, 0)]
+    tree.qmp(50, {"0": 62})
+    assert vcpus() == [(61, 0)]
+    now[0] = 5.0
+    assert vcpus() == [(62, 0)]
 
 
 def test_all_monitors_of_a_look_share_its_time() -> None:
@@ -364,7 +396,8 @@ def test_all_monitors_of_a_look_share_its_time() -> None:
     for look in range(1, 4):
         begin = now[0]
         finder.update(QemuFilter())
-        problems = [finder.find(root, p, frozenset([p.pid]), Judge(root))[1] for p in processes]
+        own = {p: frozenset([ThreadKey(p.pid, p.pid, 100)]) for p in processes}
+        problems = [finder.find(root, p, own[p], Judge(root))[1] for p in processes]
         assert now[0] - begin <= MONITORS_SECONDS
         assert len(asked) == len(set(asked)) == look
         assert problems.count(NO_TIME) == 200 - look
