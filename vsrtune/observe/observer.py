@@ -72,8 +72,6 @@ class Observer:
         self._vcpus = VcpuFinder()
         # libvirt's last description of each domain that it confirmed.
         self._texts: dict[Identity, DomainText] = {}
-        # Processes that the last full pass believed.
-        self._believed: frozenset[Identity] = frozenset()
         self._table = ProcessTable()
         self._known: ObservationCache | None = None
         # Calls of observe_unannounced since the last observation of everything.
@@ -138,8 +136,6 @@ class Observer:
     def _whole(self) -> Snapshot:
         self._table.forget()
         self._known = self._pass().whole()
-        held = self._known.held.values()
-        self._believed = frozenset((h.process.pid, h.process.start_time) for h in held)
         self._calls = 0
         return self._known.snapshot
 
@@ -169,6 +165,11 @@ class Observer:
 
     def _judge(self) -> Judge:
         return Judge(self._root, self._qemu_filter().users, self._believed)
+
+    def _believed(self, pid: int, start_time: int) -> bool:
+        """Whether the last pass believed this process."""
+        held = self._known.held.get(pid) if self._known is not None else None
+        return held is not None and held.process.start_time == start_time
 
     def _trace(self, snapshot: Snapshot, seconds: float) -> tuple[Problem, ...]:
         if self._tracer is None:

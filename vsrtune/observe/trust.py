@@ -32,7 +32,7 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum
 
@@ -104,14 +104,14 @@ class Decision:
 
 class Judge:
     """Decides on the processes of one pass, and checks every path once. ``users`` are those
-    whose plain QEMUs may be guests; ``earlier`` are the processes (pid, start time) that passed
+    whose plain QEMUs may be guests; ``earlier`` says whether a process (pid, start time) passed
     before."""
 
     def __init__(
         self,
         root: HostRoot,
         users: frozenset[int] = frozenset([0]),
-        earlier: Container[tuple[int, int]] = frozenset(),
+        earlier: Callable[[int, int], bool] = lambda pid, start_time: False,
     ) -> None:
         self._root = root
         self._users = users
@@ -138,7 +138,7 @@ class Judge:
         elif not why and not libvirts:
             why = self._wrong_user(uids)
         if not why and not machine:
-            vouched = libvirts or (pid, start_time) in self._earlier
+            vouched = libvirts or self._earlier(pid, start_time)
             if not vouched and uids == (0, 0, 0) and exe.endswith(DELETED):
                 vouched = self._has_hosts_root(pid)
             why = self._wrong_file(pid, exe, vouched, libvirts)

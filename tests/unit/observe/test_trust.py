@@ -230,12 +230,16 @@ def test_libvirt_in_a_container_has_its_qemu_there(tree: HostTree) -> None:
     assert refs(snapshot) == []
 
 
-def test_an_upgrade_needs_a_word_for_a_users_guest(tree: HostTree) -> None:
+@pytest.mark.parametrize("late", [False, True], ids=["of a whole look", "of a look at changes"])
+def test_an_upgrade_needs_a_word_for_a_users_guest(tree: HostTree, late: bool) -> None:
     """One that was believed before stays believed; a process met first like this does not."""
     policy = replace(parse(f"user: 1000\n{POLICY.format(guest='qemu:*')}", "p.yaml"))
-    tree.qemu(80, "-name", "own,debug-threads=on", uid=1000)
     started = Observer(tree.root(), None, qemu_filter=lambda: filter_of([policy]))
-    assert ("qemu:own@1000", 80) in refs(started.observe())
+    if late:
+        started.observe()
+    tree.qemu(80, "-name", "own,debug-threads=on", uid=1000)
+    before = started.observe_unannounced()
+    assert ("qemu:own@1000", 80) in refs(before.snapshot) and (before.names is not None) is late
     replaced(tree, 80)
     tree.qemu(85, "-name", "late,debug-threads=on", uid=1000)
     replaced(tree, 80, 85)
