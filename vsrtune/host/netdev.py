@@ -50,7 +50,7 @@ class Device:
             return NicKind.MACVTAP
         if "napi_macvtap" in self.names:
             return NicKind.NAPI_MACVTAP
-        return NicKind.BRIDGE if self.tun and "brport" in self.names else NicKind.OTHER
+        return NicKind.TAP if self.tun else NicKind.OTHER
 
     @property
     def tun(self) -> bool:
@@ -403,7 +403,7 @@ def guest_frames(
     arrived = dropped = sent = 0
     for name, kind in devices:
         rx, rx_dropped, tx, tx_dropped = frames[name]
-        if kind is NicKind.BRIDGE:
+        if kind is NicKind.TAP:
             # The host sends to the guest through a tap. tun_net_xmit counts frames that find the
             # ring full as dropped.
             arrived, dropped, sent = arrived + tx + tx_dropped, dropped + tx_dropped, sent + rx

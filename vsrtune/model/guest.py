@@ -177,11 +177,12 @@ class Thread:
 
 
 class NicKind(Enum):
-    """How a guest's interface is attached to the host."""
+    """The kind of a guest's device on the host. A TAP may be a port of a bridge or an Open
+    vSwitch, or routed."""
 
     MACVTAP = "macvtap"
     NAPI_MACVTAP = "napi_macvtap"
-    BRIDGE = "tap+bridge"
+    TAP = "tap"
     OTHER = "other"
 
     @property

@@ -204,7 +204,7 @@ def _interface(
     now = frames.get(interface.target)
     if now is None or interface.kind is NicKind.OTHER:
         return interface
-    drops = now.tx_dropped if interface.kind is NicKind.BRIDGE else now.rx_dropped
+    drops = now.tx_dropped if interface.kind is NicKind.TAP else now.rx_dropped
     counters = None
     if interface.counters is not None:
         try:

@@ -18,7 +18,6 @@ from vsrtune.host.netdev import (
     parse_net_dev,
     parse_softnet,
 )
-from vsrtune.model.guest import NicKind
 from vsrtune.model.load import DropPlace, GuestFrames, HostSample
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe.load import read_schedstat
@@ -85,8 +84,7 @@ def _frames(
     for name in {i.target for g in snapshot.guests for i in g.interfaces}:
         device = net.device(name)
         if device is not None:
-            kind = NicKind.BRIDGE if device.tun else device.kind
-            found = guest_frames(((name, kind),), counted)
+            found = guest_frames(((name, device.kind),), counted)
             if found is not None:
                 yield name, found
 

@@ -145,7 +145,7 @@ def test_found_planned_tuned_under_traffic_and_undone(
             f"vmbr{nic}",
             f"p{nic}",
         )
-        assert (interface["target"], interface["kind"]) == (f"tap{VMID}i{nic}", "tap+bridge")
+        assert (interface["target"], interface["kind"]) == (f"tap{VMID}i{nic}", "tap")
         assert interface["lower"] == list(names)
         assert interface["vhost"]
     planned = json.loads(labhelp.vsrtune("plan", "--json").stdout)

@@ -347,7 +347,7 @@ def test_counters_are_those_of_the_guest_by_kind() -> None:
     root.files["/proc/net/dev"] = "\n".join(["h", "h", *lines])
     found = {}
     for kind, name in (
-        (NicKind.MACVTAP, "a"), (NicKind.NAPI_MACVTAP, "b"), (NicKind.BRIDGE, "c"),
+        (NicKind.MACVTAP, "a"), (NicKind.NAPI_MACVTAP, "b"), (NicKind.TAP, "c"),
     ):  # fmt: skip
         (sight,) = GuardSampler(root).sights([Subject("g", (), ((name, kind),))])
         assert sight.counters is not None
@@ -356,7 +356,7 @@ def test_counters_are_those_of_the_guest_by_kind() -> None:
     assert found == {
         NicKind.MACVTAP: (100, 30, 40),
         NicKind.NAPI_MACVTAP: (130, 30, 40),
-        NicKind.BRIDGE: (43, 3, 100),
+        NicKind.TAP: (43, 3, 100),
     }
     (sight,) = GuardSampler(root).sights([Subject("g", (), (("gone", NicKind.MACVTAP),))])
     assert sight.counters is None

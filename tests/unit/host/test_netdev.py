@@ -68,7 +68,7 @@ def test_tap_in_a_bridge_leads_to_its_hardware_port_only() -> None:
     net = reader(tree)
     assert net.lower_chain("vnet0") == ("br0", "eth0")
     found = device(net, "vnet0")
-    assert (found.kind, net.ring_drops(found)) == (NicKind.BRIDGE, 9)
+    assert (found.kind, net.ring_drops(found)) == (NicKind.TAP, 9)
 
 
 def test_tap_in_open_vswitch() -> None:
@@ -79,7 +79,7 @@ def test_tap_in_open_vswitch() -> None:
     tree.device("eth0", 2, pci=PCI)
     net = reader(tree)
     assert net.lower_chain("vnet0") == ("ovs-system", "eth0")
-    assert device(net, "vnet0").kind is NicKind.OTHER
+    assert device(net, "vnet0").kind is NicKind.TAP
 
 
 def test_a_routed_tap_stands_on_nothing() -> None:

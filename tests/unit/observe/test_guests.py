@@ -287,8 +287,17 @@ def test_plain_qemu() -> None:
     assert workers_of(guest) == [(52, "pq1-0", 0, Confidence.ORDER)]
     first, second = guest.interfaces
     assert (first.target, first.mac, first.model) == ("pq1-0", "02:00:00:00:00:0a", "virtio")
-    assert (second.target, second.kind, second.model) == ("tap5", NicKind.OTHER, "e1000")
+    assert (second.target, second.kind, second.model) == ("tap5", NicKind.TAP, "e1000")
     assert (second.vhost, second.alias, second.ring_drops) == (False, "second", 9)
+
+
+def test_a_pass_for_changes_counts_what_the_ring_of_a_tap_in_no_bridge_drops() -> None:
+    tree = plain_host()
+    observer = Observer(tree.root(), None)
+    observer.observe()
+    tree.file("/proc/net/dev", "head\nhead\n tap5: 1 2 0 7 0 0 0 0 3 4 0 41 0 0 0 0\n")
+    part = observer.observe_unannounced()
+    assert (part.names, part.snapshot.guests[0].interfaces[1].ring_drops) == (frozenset(), 41)
 
 
 def test_plain_qemu_whose_monitor_is_busy() -> None:

@@ -92,7 +92,7 @@ def test_a_guest_behind_the_firewall(tree: HostTree) -> None:
     guest = only(snapshot)
     assert (guest.ref, guest.name, guest.pid, guest.problems) == ("proxmox:101", "101", 50, ())
     (tap,) = guest.interfaces
-    assert (tap.target, tap.kind, tap.vhost) == ("tap101i0", NicKind.BRIDGE, True)
+    assert (tap.target, tap.kind, tap.vhost) == ("tap101i0", NicKind.TAP, True)
     # Not what stands on the other guest's side.
     assert tap.lower == ("fwbr101i0", "fwln101i0", "fwpr101p0", "vmbr0", "eno1")
     assert [t.key.tid for t in guest.by_role(Role.VCPU)] == [52]

@@ -139,12 +139,12 @@ def hosts(draw: st.DrawFn) -> Host:
 def interfaces(draw: st.DrawFn, number: int, earlier: tuple[Interface, ...]) -> list[Interface]:
     found: list[Interface] = []
     for nth in range(draw(st.sampled_from((2, 1)))):
-        kind = draw(st.sampled_from((*[NicKind.MACVTAP] * 4, NicKind.NAPI_MACVTAP, NicKind.BRIDGE)))
+        kind = draw(st.sampled_from((*[NicKind.MACVTAP] * 4, NicKind.NAPI_MACVTAP, NicKind.TAP)))
         lower, at = f"p{nth}", 10 * number + nth
         more = {"queues": draw(st.sampled_from((1, 1, 2)))}
         if kind is NicKind.NAPI_MACVTAP:
             found.append(napi_macvtap(at, lower, threaded=draw(st.sampled_from((0, 1))), **more))
-        elif kind is NicKind.BRIDGE:
+        elif kind is NicKind.TAP:
             tap = macvtap(at, lower, **more)
             found.append(replace(tap, kind=kind, target=f"tap{at}"))
         else:
