@@ -24,7 +24,7 @@ from vsrtune.execute import journal, ledger
 from vsrtune.host import kubevirt, qemu_cmdline, qmp
 from vsrtune.host.cpus import parse_books
 from vsrtune.host.ethtool import parse_statistics
-from vsrtune.host.interrupts import parse_interrupts
+from vsrtune.host.interrupts import parse_counts
 from vsrtune.host.libvirt import DomainText
 from vsrtune.host.netdev import parse_softnet, parse_uevent
 from vsrtune.host.procfs import (
@@ -111,12 +111,12 @@ def proc_texts(data: bytes) -> None:
     parse_cgroup(content)
     parse_fdinfo_iff(content)
     parse_uevent(content)
-    parse_interrupts(content)
     parse_books(content)
     parse_hist(content)
     count_by(content, "common_pid")
-    with contextlib.suppress(ValueError, IndexError):
-        parse_softnet(content)
+    for read in (parse_counts, parse_softnet):
+        with contextlib.suppress(ValueError, IndexError):
+            read(content)
 
 
 # -- the kernel's binary answers

@@ -247,17 +247,9 @@ class NetReader:
         back = self._number(f"{peer.path}/iflink")
         return name if back == device.ifindex else None
 
-    def nic(
-        self,
-        name: str,
-        irq_names: Callable[[], Mapping[int, str]],
-        rx_cpus: Callable[[str, int], CpuSet | None],
-    ) -> Nic | None:
-        """A lower device with its interrupts; None when it is gone.
-
-        ``irq_names`` is called only for hardware; ``rx_cpus(name, ifindex)`` gives the trace
-        result for its receive SoftIRQ.
-        """
+    def nic(self, name: str, rx_cpus: Callable[[str, int], CpuSet | None]) -> Nic | None:
+        """A lower device with its interrupts; None when it is gone. ``rx_cpus(name, ifindex)``
+        gives the trace result for its receive SoftIRQ."""
         device = self.device(name)
         if device is None:
             return None
@@ -273,7 +265,7 @@ class NetReader:
                 txqueuelen=int(self._root.read(f"{device.path}/tx_queue_len")),
                 threaded_napi=self._number(f"{device.path}/threaded") not in (None, 0),
                 rps_cpus=rps_cpus(queues),
-                irqs=read_irqs(self._root, numbers, irq_names()) if numbers else (),
+                irqs=read_irqs(self._root, numbers),
                 rx_cpus=rx_cpus(name, device.ifindex),
                 queues=queues,
                 inner=self._inner(device),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import NoReturn, TypeVar
@@ -14,7 +14,6 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.host.cpus import read_books
 from vsrtune.host.filesystem import HostRoot, text_of
-from vsrtune.host.interrupts import read_names
 from vsrtune.host.netdev import NetReader
 from vsrtune.host.procfs import CLOCK_TICKS, read_thread
 from vsrtune.model.cpuset_tree import CpusetGroup
@@ -39,7 +38,6 @@ class HostReader:
         self._net = net
         self._memory = memory
         self._try = problem_log.attempt
-        self._irq_names: Mapping[int, str] | None = None
 
     def host(
         self,
@@ -92,7 +90,7 @@ class HostReader:
         return tuple(nics)
 
     def _nic(self, name: str, threads: Iterable[int]) -> Nic | None:
-        nic = self._net.nic(name, self._names_of_irqs, self._memory.rx_cpus)
+        nic = self._net.nic(name, self._memory.rx_cpus)
         if nic is not None and nic.threaded_napi:
             nic = replace(nic, napi=read_nic_threads(self._root, threads))
         if nic is not None and self._memory.results.irqs:
@@ -100,12 +98,6 @@ class HostReader:
             irqs = tuple(replace(i, managed=fixed(i.number, i.name)) for i in nic.irqs)
             nic = replace(nic, irqs=irqs)
         return nic
-
-    def _names_of_irqs(self) -> Mapping[int, str]:
-        if self._irq_names is None:
-            names: Mapping[int, str] = self._try("irq", lambda: read_names(self._root), {})
-            self._irq_names = names
-        return self._irq_names
 
     def _softirq(self, processes: Processes) -> tuple[SoftirqThread, ...]:
         found = []

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 
 from vsrtune.host.filesystem import HostRoot, device_number, text_of
-from vsrtune.host.interrupts import joined, read_irqs
+from vsrtune.host.interrupts import read_irqs
 from vsrtune.host.procfs import is_open
 from vsrtune.model.guest import PassedDevice
 
@@ -45,14 +45,13 @@ def passed_device(root: HostRoot, address: str) -> PassedDevice:
     listed: list[str] = []
     with suppress(OSError):
         listed = root.listdir(f"{path}/msi_irqs")
-    names = {int(n): joined(text_of(root, f"/sys/kernel/irq/{n}/actions") or "") for n in listed}
     vectors = {
-        number: int(match[1])
-        for number, name in names.items()
-        if (match := _VECTOR.fullmatch(name)) is not None and match[2] == address
+        int(match[1]): irq
+        for irq in read_irqs(root, map(int, listed))
+        if (match := _VECTOR.fullmatch(irq.name)) is not None and match[2] == address
     }
-    irqs = sorted(read_irqs(root, vectors, names), key=lambda irq: vectors[irq.number])
-    return PassedDevice(address, int(text_of(root, f"{path}/numa_node") or -1), tuple(irqs))
+    irqs = tuple(vectors[number] for number in sorted(vectors))
+    return PassedDevice(address, int(text_of(root, f"{path}/numa_node") or -1), irqs)
 
 
 def _is_group(root: HostRoot, path: str, group: str) -> bool:

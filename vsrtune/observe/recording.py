@@ -56,7 +56,6 @@ _MAC = re.compile(r"(?<![0-9A-Fa-f:])[0-9A-Fa-f]{2}(?::[0-9A-Fa-f]{2}){5}(?![0-9
 _UUID = re.compile(r"[0-9A-Fa-f]{8}(?:-[0-9A-Fa-f]{4}){3}-[0-9A-Fa-f]{12}")
 _PROCESS = re.compile(r"/proc/(\d+)(?:/.*)?", re.ASCII)
 _TASK = re.compile(r"/proc/\d+/task/(\d+)/", re.ASCII)
-_INTERRUPT = re.compile(r"\s*(\d+):", re.ASCII)
 
 # The parts of the XML that readers use; everything else (disks, passwords, descriptions) is
 # dropped.
@@ -255,7 +254,7 @@ def _pruned(told: Told) -> Told:
 
 def prune(answers: Answers) -> None:
     """Drop data that does not change the observation: other processes, a QEMU's other descriptors
-    and arguments, interrupts of other devices."""
+    and arguments."""
     kept = _processes_used(answers)
     every: tuple[dict[str, Any], ...] = (
         answers.texts,
@@ -289,7 +288,6 @@ def prune(answers: Answers) -> None:
             answers.texts[path] = essential_config(text)
     threads = {match[1] for path in answers.texts if (match := _TASK.match(path)) is not None}
     answers.sched = {tid: sched for tid, sched in answers.sched.items() if tid in threads}
-    _prune_interrupts(answers)
     _prune_books(answers)
 
 
@@ -329,19 +327,6 @@ def _prune_books(answers: Answers) -> None:
         answers.texts[BOOKS] = "".join(f"{line}\n" for line in book_lines(text))
 
 
-def _prune_interrupts(answers: Answers) -> None:
-    text = answers.texts.get("/proc/interrupts")
-    if text is None:
-        return
-    used = {p.split("/")[3] for p in answers.texts if p.startswith("/proc/irq/")}
-    lines = text.splitlines(keepends=True)
-    answers.texts["/proc/interrupts"] = "".join(
-        line
-        for number, line in enumerate(lines)
-        if number == 0 or ((m := _INTERRUPT.match(line)) is not None and m[1] in used)
-    )
-
-
 def prune_xml(text: str) -> str:
     """A domain XML with the parts that readers use. Raises ObserveError when it is not XML."""
     tree = parse(text)
@@ -370,7 +355,7 @@ def _note(snapshot: Snapshot, note: str) -> tuple[str, ...]:
         "",
         "Redactions: UUIDs and the boot id are replaced by others, and so are MAC addresses",
         "that do not begin with 02:; of command lines, domain XML and containers only what names",
-        "the guest, its monitors and its NICs is kept; processes, descriptors and interrupts that",
-        "have no part in the observation are left out. Names of guests, devices and cgroups",
-        "and the paths of monitor sockets are as they were.",
+        "the guest, its monitors and its NICs is kept; processes and descriptors that have no",
+        "part in the observation are left out. Names of guests, devices and cgroups and the",
+        "paths of monitor sockets are as they were.",
     )

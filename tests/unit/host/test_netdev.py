@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from hosttree import HostTree
 
 from vsrtune.core.cpuset import CpuSet
@@ -24,9 +22,9 @@ def device(net: NetReader, name: str) -> Device:
     return found
 
 
-def nic_of(tree: HostTree, name: str, irqs: Mapping[int, str] | None = None) -> Nic:
+def nic_of(tree: HostTree, name: str) -> Nic:
     """The lower device, of which no trace has a result."""
-    nic = reader(tree).nic(name, lambda: irqs or {}, lambda _name, _index: None)
+    nic = reader(tree).nic(name, lambda _name, _index: None)
     assert nic is not None
     return nic
 
@@ -118,7 +116,7 @@ def test_no_such_device() -> None:
     net = reader(HostTree().host())
     assert net.device("x") is None
     assert net.lower_chain("x") == ()
-    assert net.nic("x", dict, lambda _name, _index: None) is None
+    assert net.nic("x", lambda _name, _index: None) is None
 
 
 def test_nic_with_interrupts() -> None:
@@ -126,14 +124,14 @@ def test_nic_with_interrupts() -> None:
     tree.device("p0", 2, pci=PCI)
     tree.link(f"/sys/devices/{PCI}/driver", "../../../bus/pci/drivers/e1000e")
     tree.file(f"/sys/devices/{PCI}/numa_node", "1\n")
-    for number in (24, 25):
+    for number, name in ((24, "p0-rx-0"), (25, "p0-tx-0")):
+        tree.file(f"/sys/kernel/irq/{number}/actions", f"{name}\n")
         tree.file(f"/sys/devices/{PCI}/msi_irqs/{number}", "msix\n")
         tree.file(f"/proc/irq/{number}/smp_affinity_list", "0-3\n")
         tree.file(f"/proc/irq/{number}/effective_affinity_list", "2\n")
     tree.file(f"/sys/devices/{PCI}/net/p0/threaded", "1\n")
     tree.file(f"/sys/devices/{PCI}/net/p0/queues/rx-1/rps_cpus", "00000000,00000006\n")
-    names = {24: "p0-rx-0", 25: "p0-tx-0"}
-    nic = nic_of(tree, "p0", names)
+    nic = nic_of(tree, "p0")
     assert (nic.name, nic.ifindex, nic.driver, nic.node) == ("p0", 2, "e1000e", 1)
     assert nic.threaded_napi
     assert nic.rps_cpus == CpuSet([1, 2])
@@ -150,8 +148,8 @@ def test_virtio_nic_has_the_interrupts_of_its_pci_parent() -> None:
     tree.file(f"/sys/devices/{PCI}/msi_irqs/31", "msix\n")
     tree.file(f"/sys/devices/{PCI}/numa_node", "0\n")
     tree.file("/proc/irq/31/smp_affinity_list", "0-3\n")
-    names = {31: "virtio1-input.0"}
-    nic = nic_of(tree, "eth0", names)
+    tree.file("/sys/kernel/irq/31/actions", "virtio1-input.0\n")
+    nic = nic_of(tree, "eth0")
     assert [i.name for i in nic.irqs] == ["virtio1-input.0"]
     assert nic.node == 0
 
@@ -161,18 +159,15 @@ def test_card_with_a_pin_interrupt() -> None:
     tree.device("eth0", 2, pci=PCI)
     tree.file(f"/sys/devices/{PCI}/irq", "11\n")
     tree.file("/proc/irq/11/smp_affinity_list", "0\n")
-    nic = nic_of(tree, "eth0", {11: "eth0"})
+    tree.file("/sys/kernel/irq/11/actions", "eth0\n")
+    nic = nic_of(tree, "eth0")
     assert [i.number for i in nic.irqs] == [11]
 
 
 def test_virtual_lower_device_has_no_interrupts_but_may_have_been_seen() -> None:
     tree = HostTree()
     tree.device("p0", 5)
-
-    def unexpected() -> dict[int, str]:
-        raise AssertionError("/proc/interrupts was read for nothing")
-
-    nic = reader(tree).nic("p0", unexpected, lambda name, index: CpuSet([len(name), index]))
+    nic = reader(tree).nic("p0", lambda name, index: CpuSet([len(name), index]))
     assert nic is not None
     assert (nic.irqs, nic.driver, nic.node, nic.threaded_napi) == ((), "", -1, False)
     assert nic.rx_cpus == CpuSet([2, 5])

@@ -313,12 +313,11 @@ def test_a_lower_device_shows_where_its_work_is_done(tree: HostTree) -> None:
     tree.file(f"{base}/queues/tx-1/other", "")
     tree.thread(900, 900, "napi/p0-8193", ppid=2, flags=0x00200000, allowed="1")
     tree.thread(901, 901, "napi/p00-8194", ppid=2, flags=0x00200000)
-    for number in (41, 42):
+    for number, name in ((41, "p0-rx-0"), (42, "p0-tx-0")):
+        tree.file(f"/sys/kernel/irq/{number}/actions", f"{name}\n")
         tree.file(f"/sys/devices/{PCI}/msi_irqs/{number}", "msix\n")
         tree.file(f"/proc/irq/{number}/smp_affinity_list", "0-3\n")
         tree.file(f"/proc/irq/{number}/effective_affinity_list", "2\n")
-    lines = "".join(f" {n}: 1 PCI-MSI 1-edge  {t}\n" for n, t in ((41, "p0-rx-0"), (42, "p0-tx-0")))
-    tree.file("/proc/interrupts", f"           CPU0\n{lines}")
     memory = TraceMemory(None)
     observer = Observer(tree.root(), None, memory)
     observer.observe()
