@@ -8,7 +8,7 @@ meant (``vcpu 0``, ``vhost macvtap10/0``); and all elements by ``*``. ``null`` t
 away, and ``+`` adds the elements that follow.
 
 ``policies`` are texts by file name. ``given`` may hold what was written before (``ours``) and
-``reassert``. ``plan`` and ``undo`` are the expected texts and stand last.
+``reassert``. ``plan`` is the expected text and stands last.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ def _named(element: Mapping[str, Any], name: str) -> bool:
     return name in {str(element[key]) for key in _NAMES if key in element}
 
 
-def expecting(text: str, plan: str, undo: str) -> str:
-    """The text of a case with these expectations in the place of its own."""
+def expecting(text: str, plan: str) -> str:
+    """The text of a case with this plan in the place of its own."""
     head = text.partition("\nplan:")[0].rstrip("\n")
-    return f"{head}\nplan: |\n{indent(plan, '  ')}undo: |\n{indent(undo, '  ')}"
+    return f"{head}\nplan: |\n{indent(plan, '  ')}"

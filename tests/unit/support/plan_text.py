@@ -26,7 +26,7 @@ def plan_yaml(plan: Plan) -> str:
         for d in plan.drift
     ]
     return (
-        actions_yaml(plan.actions)
+        _actions(plan.actions)
         + (_texts("drift", drift) if drift else "")
         + _texts("skipped", skipped)
         + _texts("refusals", refusals)
@@ -35,8 +35,7 @@ def plan_yaml(plan: Plan) -> str:
     )
 
 
-def actions_yaml(actions: Iterable[Action]) -> str:
-    """Actions alone, as undo.yaml holds them."""
+def _actions(actions: Iterable[Action]) -> str:
     lines = ["actions:"]
     for action in actions:
         lines += [
