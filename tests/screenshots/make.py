@@ -76,6 +76,7 @@ def record(file: Path) -> None:
         host = Path(place) / "host.json"
         subprocess.run([sys.executable, "-m", "vsrtune", "record", str(host)], check=True)
         recorded = json.loads(host.read_text("utf-8"))
+    del recorded["snapshot"]
     file.write_text(json.dumps({"host": recorded, "samples": found}, indent=1) + "\n", "utf-8")
 
 
@@ -86,11 +87,16 @@ class Pictures:
     def __init__(self, place: Path, tab: Tab) -> None:
         from advanced_root import AdvancedRoot
 
+        from vsrtune.core.codec import encode
+        from vsrtune.observe.recording import replay
+
         self.place, self.tab = place, tab
         recorded: dict[str, Any] = {"samples": []}
         host = HOST
         if TRAFFIC.exists():
             recorded, host = json.loads(TRAFFIC.read_text("utf-8")), place / "host.json"
+            host.write_text(json.dumps(recorded["host"]), "utf-8")
+            recorded["host"]["snapshot"] = encode(replay(host))
             host.write_text(json.dumps(recorded["host"]), "utf-8")
         self.root = AdvancedRoot(host)
         self.samples: list[dict[str, Any]] = recorded["samples"]
