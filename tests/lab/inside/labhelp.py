@@ -284,6 +284,13 @@ def samples(name: str, **labels: str) -> list[float]:
     return found
 
 
+def status_page() -> dict[str, Any]:
+    """What the daemon's status page tells, as data."""
+    with urllib.request.urlopen("http://127.0.0.1:9178/status.json", timeout=30) as answer:
+        page: dict[str, Any] = json.load(answer)
+    return page
+
+
 def last_pass() -> float:
     """When the daemon's last pass ended, in seconds since the epoch."""
     (told,) = samples("vsrtune_reconcile_last_timestamp_seconds")

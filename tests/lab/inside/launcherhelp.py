@@ -23,7 +23,6 @@ POD = "0f6c2d1e-7a3b-4c5d-8e9f-0123456789ab"
 TREE = Path("/sys/fs/cgroup/kubepods.slice")
 SLICE = f"kubepods-pod{POD.replace('-', '_')}.slice"
 STATE = Path("/run/containerd/io.containerd.runtime.v2.task/k8s.io")
-CRIO = Path("/run/containers/storage/overlay-containers")
 ROUTER = "5a" * 32
 REF = "kubevirt:routers/edge"
 # Of the lab's three CPUs.
@@ -53,13 +52,13 @@ def config(scope: str, namespace: str = "routers", pod: str = "virt-launcher-edg
     return json.dumps({"ociVersion": "1.1.0", "annotations": annotations, "linux": linux})
 
 
-def run(container: str, *words: str, scope: str = "cri-containerd") -> None:
+def run(container: str, *words: str) -> None:
     """Start a QEMU in a container's cgroup and the pod's namespaces. It outlives whoever calls."""
     with (PLACE / "log").open("a") as log:
         subprocess.Popen(
             [
                 "systemd-run", "--quiet", "--scope", f"--slice={SLICE}",
-                f"--unit={scope}-{container}", "-p", f"AllowedCPUs={CPUS}",
+                f"--unit=cri-containerd-{container}", "-p", f"AllowedCPUs={CPUS}",
                 "ip", "netns", "exec", "pod", "unshare", "--mount", "--pid", "--fork",
                 "sh", "-ec", LAUNCH, "sh", *words,
             ],
@@ -67,8 +66,8 @@ def run(container: str, *words: str, scope: str = "cri-containerd") -> None:
         )  # fmt: skip
 
 
-def end(container: str, scope: str = "cri-containerd") -> None:
-    labhelp.sh("systemctl", "kill", "-s", "KILL", f"{scope}-{container}.scope", check=False)
+def end(container: str) -> None:
+    labhelp.sh("systemctl", "kill", "-s", "KILL", f"cri-containerd-{container}.scope", check=False)
 
 
 def start(guest: LabGuest) -> None:

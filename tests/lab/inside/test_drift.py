@@ -59,6 +59,12 @@ def test_reported_is_left_and_adopted_is_right_until_a_reload(
     labhelp.wait_for(lambda: labhelp.samples("vsrtune_drift", rule="adopt"), "it is adopted")
     assert labhelp.text(queue) == "77"
     assert labhelp.vsrtune("verify").returncode == 0, "what is adopted is right"
+    page = labhelp.wait_for(
+        lambda: (now := labhelp.status_page())["intervals"] and now, "the page tells of traffic"
+    )
+    (drift,) = page["drift"]
+    assert (drift["guest"], drift["rule"], drift["found"]) == (guest.ref, "adopt", "77")
+    assert all(0 <= c["softirq"] <= c["busy"] <= 1 for c in page["cpus"])
     labhelp.sh("chrt", "-o", "-p", "0", str(tid))
     labhelp.wait_for(lambda: labhelp.samples("vsrtune_drift", rule="report"), "it is reported")
     assert hoststate.sched(tid).startswith("policy=0 ")

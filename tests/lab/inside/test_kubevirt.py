@@ -11,7 +11,7 @@ import labhelp
 import launcherhelp
 import pytest
 from labhelp import LabGuest
-from launcherhelp import CPUS, CRIO, REF, ROUTER, SLICE, STATE, TREE, USER, config, end, run, vcpus
+from launcherhelp import CPUS, REF, ROUTER, SLICE, STATE, TREE, USER, config, end, run, vcpus
 from test_proxmox import shown, tids
 
 OTHER = "c3" * 32
@@ -206,24 +206,3 @@ def test_pretenders_beside_it(router: LabGuest, restored: None) -> None:
         labhelp.wait_for(lambda: len(hoststate.qemus()) == 1, "the other is gone")
         file.unlink(missing_ok=True)
     assert refusals(POLICY) == []
-
-
-@labhelp.one_release("a path and three words", "trixie")
-def test_a_container_of_cri_o(router: LabGuest, restored: None) -> None:
-    file = CRIO / OTHER / "userdata" / "config.json"
-    file.parent.mkdir(parents=True)
-    names = {
-        "container.name": "compute",
-        "pod.name": "virt-launcher-fw-2bq9d",
-        "pod.namespace": "x",
-    }
-    cgroup = f"{SLICE}:crio:{OTHER}"
-    annotations = {f"io.kubernetes.{key}": value for key, value in names.items()}
-    file.write_text(json.dumps({"annotations": annotations, "linux": {"cgroupsPath": cgroup}}))
-    try:
-        run(OTHER, *IDLE, "-name", "fw", scope="crio")
-        labhelp.wait_for(lambda: len(hoststate.qemus()) == 2, "the other runs")
-        assert sorted(shown()) == [REF, "kubevirt:x/fw"]
-    finally:
-        end(OTHER, "crio")
-        labhelp.wait_for(lambda: len(hoststate.qemus()) == 1, "the other is gone")

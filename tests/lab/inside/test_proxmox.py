@@ -7,8 +7,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -232,54 +230,3 @@ def test_pretenders_beside_it(
         assert f"2 processes run in /qemu.slice/{VMID}.scope" in refusal["reason"]
         assert refusal["guest"] == REF
     assert json.loads(labhelp.vsrtune("plan", "--json").stdout)["refusals"] == []
-
-
-LISTEN = """
-import socket, sys, time
-with socket.socket(socket.AF_UNIX) as sock:
-    sock.bind(sys.argv[1])
-    sock.listen()
-    print("listening", flush=True)
-    time.sleep(600)
-"""
-
-
-@labhelp.one_release("a monitor as any other", "trixie")
-def test_its_monitor(router: LabGuest) -> None:
-    """Of a guest whose threads have no names; the router's own is not asked, nor one that is not
-    the guest's."""
-    path = RUN / "102.qmp"
-    real = RUN / "102.real"
-
-    def problem() -> str:
-        (found,) = shown()["proxmox:102"]["problems"]
-        assert tids(shown()["proxmox:102"], "vcpu") == []
-        assert isinstance(found, str)
-        return found
-
-    with running(qm_start(102, *IDLE, "-name", "unnamed")):
-        write_policy()
-        assert tids(shown()["proxmox:102"], "vcpu") == vcpus(102)
-        try:
-            labhelp.sh("chown", "nobody", str(path))
-            assert f"{path} belongs to user " in problem()
-            labhelp.sh("chown", "root", str(path))
-            RUN.chmod(0o777)
-            assert f"others than root may write {RUN} (mode 0777): not asked" in problem()
-            RUN.chmod(0o755)
-            path.rename(real)
-            assert f"{path}: there is no such file on this host" in problem()
-            words = [sys.executable, "-c", LISTEN, str(path)]
-            with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as other:
-                try:
-                    assert other.stdout is not None
-                    assert other.stdout.readline() == "listening\n"
-                    assert f"process {other.pid} listens there, and not QEMU itself" in problem()
-                finally:
-                    other.kill()
-        finally:
-            RUN.chmod(0o755)
-            path.unlink(missing_ok=True)
-            if real.exists():
-                real.rename(path)
-        assert tids(shown()["proxmox:102"], "vcpu") == vcpus(102)
