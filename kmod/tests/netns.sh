@@ -157,16 +157,18 @@ carries() {
 }
 
 test_traffic() {
-	local before
-	before=$(stat a a0 tx_to_sibling)
+	local before others
+	before=$(stat a a0 tx_to_sibling); others=$(stat host t0 rx_forwarded)
 	carries a b 10.66.0.2 500
 	expect "tx_to_sibling of a0" $(($(stat a a0 tx_to_sibling) - before)) -ge 500
+	expect "frames to b0 that t0 got" $(($(stat host t0 rx_forwarded) - others)) -lt 10
 	before=$(stat a a0 rx_nic)
 	carries out a 10.66.0.1 500
 	expect "rx_nic of a0" $(($(stat a a0 rx_nic) - before)) -ge 500
-	before=$(stat b b0 rx_broadcast)
+	before=$(stat b b0 rx_broadcast); others=$(stat a a0 rx_broadcast)
 	carries a b 10.66.0.255 200 broadcast
 	expect "rx_broadcast of b0" $(($(stat b b0 rx_broadcast) - before)) -ge 200
+	expect "broadcasts of a0 that it got itself" $(($(stat a a0 rx_broadcast) - others)) -lt 10
 	carries a out 10.66.0.255 200 broadcast
 	carries out b 10.66.0.255 200 broadcast
 	balance a a0; balance b b0
@@ -179,6 +181,7 @@ test_threaded() {
 	expect "the thread's id" "$said" -gt 0
 	grep -q '^napi/b0-' "/proc/$said/comm" || die "the thread told is not napi/b0-ID"
 	carries a b 10.66.0.2 500
+	carries a b 10.66.0.255 200 broadcast
 	threaded b b0 0
 	carries a b 10.66.0.2 500
 	balance b b0
@@ -217,6 +220,7 @@ test_modes() {
 	ip -n nmv-host link set x0 address 02:00:00:00:66:77
 	ip -n nmv-host addr add 10.66.0.3/24 dev x0
 	ip -n nmv-host link set x0 up || die "passthru alone does not come up"
+	ip -n nmv-host link set t0 up 2>/dev/null && die "came up beside passthru"
 	expect "MAC of the lower device" "$(in_ns host cat /sys/class/net/l0/address)" = 02:00:00:00:66:77
 	carries out host 10.66.0.3 100
 	ip -n nmv-host link del x0
@@ -416,17 +420,20 @@ test_uplink() {
 }
 
 test_busy() {
-	ip -n nmv-host link add e1 type veth peer name e2
-	ip -n nmv-host link set e1 up; ip -n nmv-host link set e2 up
-	ip -n nmv-host link add m0 link e1 type macvlan || die "no macvlan to compare with"
-	ip -n nmv-host link add y0 link e1 type napi_macvlan || die "cannot be made beside macvlan"
-	ip -n nmv-host link set y0 up 2>/dev/null && die "came up on a device that macvlan has"
-	ip -n nmv-host link del m0
-	ip -n nmv-host link set y0 up || die "does not come up after macvlan left"
-	ip -n nmv-host link add m0 link e1 type macvlan 2>/dev/null && die "macvlan took it back"
-	ip -n nmv-host link set y0 down
-	ip -n nmv-host link add m0 link e1 type macvlan || die "down, yet the lower device is held"
-	ip -n nmv-host link del e1
+	local kind
+	for kind in napi_macvlan napi_macvtap; do
+		ip -n nmv-host link add e1 type veth peer name e2
+		ip -n nmv-host link set e1 up; ip -n nmv-host link set e2 up
+		ip -n nmv-host link add m0 link e1 type macvlan || die "no macvlan to compare with"
+		ip -n nmv-host link add y0 link e1 type $kind || die "cannot be made beside macvlan"
+		ip -n nmv-host link set y0 up 2>/dev/null && die "came up on a device that macvlan has"
+		ip -n nmv-host link del m0
+		ip -n nmv-host link set y0 up || die "does not come up after macvlan left"
+		ip -n nmv-host link add m0 link e1 type macvlan 2>/dev/null && die "macvlan took it back"
+		ip -n nmv-host link set y0 down
+		ip -n nmv-host link add m0 link e1 type macvlan || die "down, yet the lower device is held"
+		ip -n nmv-host link del e1
+	done
 }
 
 flood_on() {

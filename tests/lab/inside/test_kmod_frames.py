@@ -70,27 +70,6 @@ def test_unicast_from_the_nic(wire: tuple[str, str], threaded: str) -> None:
     assert int(labhelp.text(f"/sys/class/net/{far}/statistics/rx_packets")) >= 30
 
 
-@pytest.mark.parametrize("threaded", ["0", "1"])
-def test_siblings_and_broadcast(lower: str, threaded: str) -> None:  # noqa: F811
-    names = [f"na{number}" for number in range(5)]
-    for name in names:
-        link(name, lower)
-        up(name)
-        (kmodhelp.NET / name / "threaded").write_text(threaded)
-    send("na0", kmodhelp.mac_of("na1"), 100)
-    send("na0", BROADCAST, 70)
-    for name in names[1:]:
-        found = settle(name, 170 if name == "na1" else 70)
-        check_sum(found)
-        assert found["rx_broadcast"] == 70, f"broadcast reaches all: {name}"
-        assert found["rx_forwarded"] == (100 if name == "na1" else 0)
-        assert found["rx_delivered"] == found["rx_received"]
-        assert found["queue_high_water"] >= 1
-    sent = counters("na0")
-    assert (sent["tx_to_sibling"], sent["tx_packets_lower"]) == (100, 70)
-    assert sent["rx_received"] == 0
-
-
 def test_ring_full_no_queue_and_shrink(wire: tuple[str, str]) -> None:
     (far, near) = wire
     link("nt", near, "napi_macvtap")
