@@ -12,8 +12,8 @@ from vsrtune.attach.errors import SwitchError
 from vsrtune.attach.host import LiveHost
 from vsrtune.attach.ledger import STEP
 from vsrtune.attach.plan.model import AttachHostState, Switch
-from vsrtune.attach.plan.requests import Batch, batches, taken_back
-from vsrtune.attach.plan.steps import Define, Origin, Plug, Step
+from vsrtune.attach.plan.requests import Batch, batches, wanted
+from vsrtune.attach.plan.steps import Define, Plug, Step
 from vsrtune.attach.survey import known_origins, survey
 from vsrtune.attach.sweep import Swept
 from vsrtune.attach.transaction import Switcher
@@ -32,13 +32,6 @@ from vsrtune.policy.model import Policy
 from vsrtune.views.tables import Table
 
 _TAKEN_BACK = "a switch is under way, or was interrupted and is taken back"
-
-
-def wanted(
-    host: AttachHostState, origins: Sequence[Origin], policies: Sequence[Policy]
-) -> tuple[Batch, ...]:
-    """The switches back for which no policy asks any more, and those that the policies ask for."""
-    return (*taken_back(host, origins, policies), *batches(host, policies))
 
 
 def concerned(policies: Sequence[Policy], ledger: Path) -> bool:
@@ -69,7 +62,8 @@ def preview(policies: Sequence[Policy], places: StatePlaces) -> tuple[Batch, ...
     """The switches that would be made. Raises VsrtuneError."""
     if not concerned(policies, places.ledger):
         return ()
-    found = wanted(look(places), known_origins(places.ledger), policies)
+    host = look(places)
+    found = batches(host, wanted(host, known_origins(places.ledger), policies))
     back = _interrupted(places.ledger)
     return (back, *found) if back is not None else found
 
@@ -109,7 +103,8 @@ def carry_out(
     with opened(places) as (switcher, live):
         switcher.take_back_unfinished()
         origins = switcher.origins()
-        for batch in wanted(survey(live, origins, places.journal), origins, policies):
+        host = survey(live, origins, places.journal)
+        for batch in batches(host, wanted(host, origins, policies)):
             error = batch.error
             if batch.switch is not None:
                 try:

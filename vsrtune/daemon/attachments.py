@@ -22,8 +22,7 @@ from pathlib import Path
 from vsrtune.attach.errors import SwitchError
 from vsrtune.attach.host import LiveHost
 from vsrtune.attach.ledger import AttachLedger
-from vsrtune.attach.plan.model import AttachHostState
-from vsrtune.attach.plan.requests import Batch, batches, taken_back, wanted
+from vsrtune.attach.plan.requests import Batch, batches, wanted
 from vsrtune.attach.plan.steps import Card
 from vsrtune.attach.signals import Interrupted
 from vsrtune.attach.survey import survey
@@ -64,8 +63,6 @@ class AttachKeeper:
         self._policies: tuple[Policy, ...] | None = None
         # Guests that had their turn since the policies were loaded.
         self._settled: set[str] = set()
-        # The same for guests for which no policy asks for a switch any more.
-        self._returned: set[str] = set()
         # Without another try to take a switch back. Each takes a guest's interfaces away and
         # keeps others from the ledger.
         self._pause = Pause()
@@ -80,7 +77,6 @@ class AttachKeeper:
         if policies is not self._policies:
             self._policies = policies
             self._settled.clear()
-            self._returned.clear()
         elif self._pause.left(self._host.clock()):
             return
         self._guarded(self._follow, _wait_for)
@@ -96,7 +92,7 @@ class AttachKeeper:
         back. True when every such guest is known to be back. Log each failure, also one that a
         pass has logged; raise none."""
         self._said = SaidOnce()
-        self._returned.clear()
+        self._settled.clear()
         self._interrupted = False
         return self._guarded(self._stop, self._complain)
 
@@ -154,15 +150,20 @@ class AttachKeeper:
 
     def _follow(self, switcher: Switcher) -> bool:
         """Switch guests as the policies ask; True when every switch succeeded."""
-        policies = self._policies or ()
-        host = self._survey(switcher)
-        back = self._due_back(switcher, host, policies)
-        clean = self._take_back(switcher, back)
-        if back:
-            host = self._survey(switcher)
-        found = batches(host, policies)
-        there = set(wanted(host, policies)) - {name for b in found for name in b.guests}
-        self._settled |= there
+        return self._switch(switcher, self._policies or ())
+
+    def _stop(self, switcher: Switcher) -> bool:
+        if not any(o.by_policy for o in switcher.origins()):
+            return True  # libvirt need not be asked
+        return self._switch(switcher, ())
+
+    def _switch(self, switcher: Switcher, policies: Sequence[Policy]) -> bool:
+        origins = switcher.origins()
+        host = survey(self._host, origins, self._journal)
+        asked = wanted(host, origins, policies)
+        found = batches(host, asked)
+        self._settled |= set(asked) - {name for b in found for name in b.guests}
+        clean = True
         for batch in found:
             names = ", ".join(batch.guests)
             if self._settled & set(batch.guests):
@@ -177,25 +178,6 @@ class AttachKeeper:
                 clean &= self._carry_out(switcher, batch)
         return clean
 
-    def _stop(self, switcher: Switcher) -> bool:
-        if not any(o.by_policy for o in switcher.origins()):
-            return True  # libvirt need not be asked
-        return self._take_back(switcher, self._due_back(switcher, self._survey(switcher), ()))
-
-    def _survey(self, switcher: Switcher) -> AttachHostState:
-        return survey(self._host, switcher.origins(), self._journal)
-
-    def _due_back(
-        self, switcher: Switcher, host: AttachHostState, policies: Sequence[Policy]
-    ) -> list[Batch]:
-        found = taken_back(host, switcher.origins(), policies)
-        return [batch for batch in found if not self._returned & set(batch.guests)]
-
-    def _take_back(self, switcher: Switcher, due: Sequence[Batch]) -> bool:
-        self._returned |= {name for batch in due for name in batch.guests}
-        clean = [self._carry_out(switcher, batch) for batch in due]
-        return all(clean)
-
     def _carry_out(self, switcher: Switcher, batch: Batch) -> bool:
         self._check()
         names = ", ".join(batch.guests)
@@ -204,7 +186,6 @@ class AttachKeeper:
                 self._complain(batch.error)
             # Nothing was touched: every pass tries again.
             self._settled -= set(batch.guests)
-            self._returned -= set(batch.guests)
             return False
         LOGGER.info("switching %s to %s (%s)", names, batch.to, batch.reason)
         for note in batch.switch.notes:

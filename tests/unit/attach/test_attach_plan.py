@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ from attach_host import FakeAttachHost, interface
 
 from vsrtune.attach.plan.model import AttachHostState, GuestNics, Switch, SwitchRequest
 from vsrtune.attach.plan.planner import plan
-from vsrtune.attach.plan.requests import batches, taken_back, wanted
+from vsrtune.attach.plan.requests import Batch, batches, wanted
 from vsrtune.attach.plan.steps import (
     NAPI_KIND,
     Card,
@@ -299,27 +300,31 @@ def test_back_without_having_been_forth() -> None:
 # -- policies
 
 
+def asked(host: AttachHostState, *policies: Policy, of: Sequence[Origin] = ()) -> tuple[Batch, ...]:
+    return batches(host, wanted(host, of, policies))
+
+
 def test_a_policy_switches_those_it_names() -> None:
     fake = two_guests()
     host = survey(fake)
-    policies = (Policy("a.yaml", "a", attachment=FORTH),)
-    assert wanted(host, policies) == {"a": (FORTH, "a.yaml:1")}
-    (batch,) = batches(host, policies)
+    policy = Policy("a.yaml", "a", attachment=FORTH)
+    assert wanted(host, (), (policy,)) == {"a": (FORTH, "a.yaml:1")}
+    (batch,) = asked(host, policy)
     assert batch.switch is None
     assert "all-of-lower" in str(batch.error)
-    (batch,) = batches(host, (Policy("all.yaml", "*", attachment=FORTH),))
+    (batch,) = asked(host, Policy("all.yaml", "*", attachment=FORTH))
     assert batch.guests == ("a", "b")
     assert batch.switch is not None
     assert all(o.by_policy for o in batch.switch.origins)
-    assert batches(host, (Policy("all.yaml", "*", attachment=BACK),)) == ()
-    assert batches(host, (Policy("none.yaml", "*"),)) == ()
+    assert asked(host, Policy("all.yaml", "*", attachment=BACK)) == ()
+    assert asked(host, Policy("none.yaml", "*")) == ()
 
 
 def test_guests_on_other_devices_switch_apart() -> None:
     fake = FakeAttachHost()
     fake.add("a", (A0, "p0"))
     fake.add("b", (B0, "p1"))
-    found = batches(survey(fake), (Policy("all.yaml", "*", attachment=FORTH),))
+    found = asked(survey(fake), Policy("all.yaml", "*", attachment=FORTH))
     assert [b.guests for b in found] == [("a",), ("b",)]
 
 
@@ -329,9 +334,14 @@ def test_what_a_policy_switched_goes_back_without_it() -> None:
     by_policy = Origin(DEVICE, "a", "uuid-a", "", "", True)
     by_hand = Origin(DEVICE, "b", "uuid-b", "", "", False)
     policies = (Policy("all.yaml", "*", attachment=FORTH),)
-    assert taken_back(host, (by_policy, by_hand), policies) == ()
+    there = (FORTH, "all.yaml:1")
+    assert wanted(host, (by_policy, by_hand), policies) == {"a": there, "b": there}
+    both = (Policy("all.yaml", "*"), Policy("too.yaml", "*"))
+    assert wanted(host, (by_policy, by_hand), both) == {}
+    why = "no policy asks for napi-macvlan any more"
+    assert wanted(host, (by_policy, by_hand), ()) == {"a": (BACK, why)}
     # They stand on macvtap here already, so nothing is to be done.
-    assert taken_back(host, (by_policy, by_hand), ()) == ()
+    assert asked(host, of=(by_policy, by_hand)) == ()
 
 
 def test_a_definition_on_another_lower_device_is_not_brought_along() -> None:

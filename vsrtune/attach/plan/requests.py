@@ -8,10 +8,10 @@ if the policies of all of them ask for the same.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
-from vsrtune.attach.plan.model import AttachHostState, GuestNics, Switch, SwitchRequest, movable
+from vsrtune.attach.plan.model import AttachHostState, Switch, SwitchRequest, movable
 from vsrtune.attach.plan.planner import plan
 from vsrtune.attach.plan.steps import Origin
 from vsrtune.core.errors import VsrtuneError
@@ -32,65 +32,48 @@ class Batch:
     error: VsrtuneError | None = None
 
 
-def wanted(host: AttachHostState, policies: Sequence[Policy]) -> dict[str, tuple[Attachment, str]]:
-    """For each running libvirt guest: the attachment that its policy asks for, and its place in
-    the policy."""
-    running = [_guest(g) for g in host.guests if g.live is not None]
-    return {
+def wanted(
+    host: AttachHostState, origins: Collection[Origin], policies: Sequence[Policy]
+) -> dict[str, tuple[Attachment, str]]:
+    """The attachment that a guest is to have, and why: for each running libvirt guest the one that
+    its policy asks for, and its place in the policy. A guest that a policy had switched
+    (Origin.by_policy) goes back, running or not, when no policy asks for any. A guest that two
+    policies name does not."""
+    guests = [Guest(g.name, g.uuid, "libvirt", 0, 0, (), ()) for g in host.guests]
+    found = assign(guests, policies)
+    asked = {
         guest.name: (policy.attachment, policy.at("attachment"))
-        for guest, policy in assign(running, policies).pairs
+        for guest, policy in found.pairs
         if policy.attachment is not None
     }
-
-
-def _guest(found: GuestNics) -> Guest:
-    return Guest(found.name, found.uuid, "libvirt", 0, 0, (), ())
-
-
-def batches(host: AttachHostState, policies: Sequence[Policy]) -> tuple[Batch, ...]:
-    """The switches that the policies ask for."""
-    by_guest = wanted(host, policies)
-    by_target: dict[Attachment, list[str]] = {}
-    for name, (to, _) in by_guest.items():
-        by_target.setdefault(to, []).append(name)
-    reasons = {name: where for name, (_, where) in by_guest.items()}
-    return tuple(
-        batch for to, names in by_target.items() for batch in _batches(host, names, to, reasons)
-    )
-
-
-def taken_back(
-    host: AttachHostState, origins: Sequence[Origin], policies: Sequence[Policy]
-) -> tuple[Batch, ...]:
-    """The switches back of guests that a policy had switched (Origin.by_policy) and for which no
-    policy asks for that any more. A guest that is shut down, or that two policies name, does not
-    switch back."""
-    guests = [_guest(g) for g in host.guests]
-    found = assign(guests, policies)
-    held = {guest.name for guest, policy in found.pairs if policy.attachment is not None}
     refused = {refusal.guest for refusal in found.refusals}
-    held |= {guest.name for guest in guests if guest.ref in refused}
-    made = {o.uuid for o in origins if o.by_policy}
-    names = [g.name for g in host.guests if g.uuid in made and g.name not in held]
-    reasons = dict.fromkeys(names, "no policy asks for napi-macvlan any more")
-    return _batches(host, names, Attachment.MACVTAP, reasons)
+    by_policy = {o.uuid for o in origins if o.by_policy}
+    back = {
+        guest.name: (Attachment.MACVTAP, "no policy asks for napi-macvlan any more")
+        for guest in guests
+        if guest.uuid in by_policy and guest.name not in {*asked, *refused}
+    }
+    runs = {g.name for g in host.guests if g.live is not None}
+    return back | {name: to for name, to in asked.items() if name in runs}
 
 
-def _batches(
-    host: AttachHostState, names: Sequence[str], to: Attachment, reasons: Mapping[str, str]
+def batches(
+    host: AttachHostState, asked: Mapping[str, tuple[Attachment, str]]
 ) -> tuple[Batch, ...]:
+    """The switches that give the guests what ``wanted`` has found, those back to macvtap first."""
     found: list[Batch] = []
-    for group in _groups(host, names):
-        reason = ", ".join(sorted({reasons[name] for name in group}))
-        request = SwitchRequest(to, group, live=False, config=False, by_policy=True)
-        try:
+    for to in (Attachment.MACVTAP, Attachment.NAPI_MACVLAN):
+        for group in _groups(host, [name for name, (target, _) in asked.items() if target is to]):
+            reason = ", ".join(sorted({asked[name][1] for name in group}))
+            request = SwitchRequest(to, group, live=False, config=False, by_policy=True)
             made = {m.device.name for b in found if b.switch is not None for m in b.switch.moves}
-            switch = plan(request, host, made)
-        except VsrtuneError as error:
-            found.append(Batch(group, to, reason, None, error))
-            continue
-        if switch.moves:
-            found.append(Batch(group, to, reason, switch))
+            try:
+                switch = plan(request, host, made)
+            except VsrtuneError as error:
+                found.append(Batch(group, to, reason, None, error))
+                continue
+            if switch.moves:
+                found.append(Batch(group, to, reason, switch))
     return tuple(found)
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import click
 
-from vsrtune.attach.plan.requests import batches
+from vsrtune.attach.plan.requests import batches, wanted
 from vsrtune.attach.signals import held
 from vsrtune.bench.setup.tuning import Tuner
 from vsrtune.cli import attachments
@@ -219,7 +219,8 @@ def _check_attachment(policy: Policy, places: StatePlaces) -> None:
     traffic for seconds, so it cannot be tried in turns."""
     if policy.attachment is None:
         return
-    if batches(attachments.look(places), [policy]):
+    host = attachments.look(places)
+    if batches(host, wanted(host, (), [policy])):
         raise VsrtuneError(
             f"the guests are not on {policy.attachment} yet, which is not tried in turns",
             where=policy.at("attachment"),
