@@ -328,6 +328,19 @@ def test_guests_on_other_devices_switch_apart() -> None:
     assert [b.guests for b in found] == [("a",), ("b",)]
 
 
+def test_who_does_not_switch_along() -> None:
+    """A saved guest comes back with what it had, and a group's template is not to start."""
+    fake = two_guests()
+    everybody = Policy("all.yaml", "*", attachment=FORTH)
+    fake.save(fake.fakes["uuid-b"])
+    assert [b.guests for b in asked(survey(fake), everybody)] == [("a",)]
+    fake.start(fake.fakes["uuid-b"])
+    fake.stop(fake.fakes["uuid-b"])
+    assert [b.guests for b in asked(survey(fake), everybody)] == [("a", "b")]
+    group = Origin(replace(DEVICE, name="g-in"), "c", "uuid-c", "", "", group="g")
+    assert [b.guests for b in asked(survey(fake, group), everybody)] == [("a",)]
+
+
 def test_what_a_policy_switched_goes_back_without_it() -> None:
     fake = two_guests()
     host = survey(fake)

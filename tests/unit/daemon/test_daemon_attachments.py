@@ -54,10 +54,12 @@ def kinds(host: FakeAttachHost) -> set[str]:
     return {k.kind for k in host.table.values() if k.lower}
 
 
-def by_hand(host: FakeAttachHost, path: Path, to: Attachment) -> None:
+def by_hand(
+    host: FakeAttachHost, path: Path, to: Attachment, *guests: str, live: bool = True
+) -> None:
     with AttachLedger.open(path) as ledger:
         switcher = Switcher(host, ledger, BOOT)
-        asked = SwitchRequest(to, ("a", "b"))
+        asked = SwitchRequest(to, guests or ("a", "b"), live=live)
         made = plan(
             asked, AttachHostState(host.guests(), host.links().values(), switcher.origins())
         )
@@ -548,5 +550,40 @@ def test_what_a_switch_costs_others_is_told(
 ) -> None:
     """A guest that is off and has no policy cannot start on macvtap there any more."""
     host.add("web", ("02:00:00:00:0d:00", "p0"), running=False)
-    keeper.update(NAPI)
+    keeper.update(tuple(Policy(f"{name}.yaml", name, attachment=FORTH) for name in "ab"))
     assert [m for m in caplog.messages if "web" in m and "cannot start on macvtap" in m]
+
+
+def test_a_standby_that_is_shut_down_can_start_after_the_switch(
+    host: FakeAttachHost, keeper: AttachKeeper, path: Path
+) -> None:
+    """Also one that is defined later, and one that shares a lower device with a standby alone."""
+    host.stop(host.fakes["uuid-b"])
+    host.add("c", ("02:00:00:00:0c:00", "p0"), ("02:00:00:00:0c:01", "p1"), running=False)
+    host.add("d", ("02:00:00:00:0d:00", "p1"), running=False)
+    before = host.picture()
+    keeper.update(NAPI)
+    host.add("e", ("02:00:00:00:0e:00", "p0"), running=False)
+    keeper.update(NAPI)
+    for name in "bcde":
+        host.start(host.fakes[f"uuid-{name}"])
+    assert host.problems() == []
+    for name in "bcde":
+        host.stop(host.fakes[f"uuid-{name}"])
+    by_hand(host, path, BACK, "b", live=False)
+    keeper.update(NAPI)
+    assert "direct" in host.fakes["uuid-b"].config, "the operator wins"
+    assert keeper.stop()
+    del host.fakes["uuid-e"]
+    assert host.picture() == before
+
+
+def test_guests_that_are_shut_down_alone_wait(host: FakeAttachHost, keeper: AttachKeeper) -> None:
+    for guest in host.fakes.values():
+        host.stop(guest)
+    before = host.picture()
+    keeper.update(NAPI)
+    assert host.picture() == before
+    host.start(host.fakes["uuid-b"])
+    keeper.update(NAPI)
+    assert kinds(host) == {NAPI_KIND}
