@@ -8,6 +8,7 @@ OSError as the kernel answers.
 from __future__ import annotations
 
 import errno
+from dataclasses import replace
 
 from vsrtune.attach.host import LiveHost
 from vsrtune.attach.plan.steps import EVERY_QUEUE, NAPI_KIND, UPLINK, MadeDevice
@@ -71,6 +72,9 @@ class Devices:
             raise WriteError(
                 f"there is no device {device.lower} for it", where=device.name, hint="see: ip link"
             )
+        if lower is not None:
+            # That of the lower device may have been lowered, and the kernel takes no more.
+            device = replace(device, mtu=min(device.mtu, lower.mtu))
         try:
             self._host.make(device, lower.index if lower is not None else 0)
         except OSError as error:

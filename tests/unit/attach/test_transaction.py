@@ -256,6 +256,8 @@ def test_after_a_reboot_the_devices_come_before_the_guests(
     host.reboot()
     # Nobody but libvirt, for a macvtap, brings a NIC up that serves guests alone.
     host.table[2] = replace(host.table[2], up=False)
+    # A NIC may have another MTU by now.
+    host.table[3] = replace(host.table[3], mtu=1500)
     with AttachLedger.open(path) as ledger:
         host.away_until = 1e9  # libvirtd is not there yet
         swept = Switcher(host, ledger, "boot-2").boot_devices()
@@ -265,6 +267,7 @@ def test_after_a_reboot_the_devices_come_before_the_guests(
     for guest in host.fakes.values():
         host.start(guest)
     assert host.problems() == []
+    assert {k.mtu for k in host.table.values()} == {1500}
     switch(host, path, BACK)
     assert kinds(host) == {"macvtap"}
 

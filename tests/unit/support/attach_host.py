@@ -162,6 +162,8 @@ class FakeAttachHost:
         with self._change(f"make {device.name}"):
             if device.name in self.links():
                 raise _os(errno.EEXIST)
+            if lower and device.mtu > self.table[lower].mtu:
+                raise _os(errno.EINVAL)
             d = device
             self._add(Link(0, d.name, d.kind, lower, 0, d.mode, d.mac, d.mtu, d.queue))
 
