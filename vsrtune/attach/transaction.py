@@ -191,8 +191,9 @@ class Switcher:
         return tuple(started)
 
     def recover(self) -> list[VsrtuneError]:
-        """Take back the steps of an unfinished switch. Returns the errors of those that could not
-        be taken back. May be called at any time."""
+        """Take back the steps of an unfinished switch, then sweep. Returns the errors of the steps
+        that could not be taken back: what a sweep fails at may concern another guest, and the next
+        one tells it. May be called at any time."""
         failures: list[VsrtuneError] = []
         taken: set[int] = set()
         for attempt in range(self._tries):
@@ -204,7 +205,7 @@ class Switcher:
             if all(isinstance(error, OutOfReachError | SilentError) for error in failures):
                 break
         if not failures:
-            failures += self.sweep().failed
+            self.sweep()
         return failures
 
     def _take_back_all(self, taken: set[int]) -> list[VsrtuneError]:

@@ -163,14 +163,17 @@ def table(found: Sequence[Batch], *, verbose: bool = False) -> Table:
 
 
 def recover(switcher: Switcher) -> ExitCode:
-    """Take back an interrupted switch, print the result, and return the exit code."""
+    """Take back an interrupted switch, sweep, print the results, and return the exit code: whether
+    the switch was taken back."""
     unfinished = switcher.unfinished()
-    failures = switcher.recover()
+    failures = switcher.recover() if unfinished else []
     if unfinished and not failures:
         say("An interrupted switch was taken back: the guests have what they had.")
     elif not failures:
         say("No switch was interrupted.")
-    return complain(failures)
+    code = complain(failures)
+    complain(switcher.sweep().failed)
+    return code
 
 
 def outcome(swept: Swept) -> ExitCode:

@@ -13,6 +13,7 @@ from switch_faults import Choose, Switches, crash, do, refused, start_all, surve
 
 from vsrtune.attach.errors import SwitchError
 from vsrtune.attach.ledger import AttachLedger
+from vsrtune.attach.libvirt_hotplug import RefusedError
 from vsrtune.attach.plan.model import AttachHostState, Switch, SwitchRequest
 from vsrtune.attach.plan.planner import plan
 from vsrtune.attach.plan.steps import NAPI_KIND
@@ -21,6 +22,7 @@ from vsrtune.attach.transaction import Switcher
 from vsrtune.execute.ledger import read_pending
 from vsrtune.model.domain_xml import nic
 from vsrtune.model.guest import Attachment
+from vsrtune.model.host import Link
 
 A0, A1, B0 = "02:00:00:00:0a:00", "02:00:00:00:0a:01", "02:00:00:00:0b:00"
 FORTH, BACK = Attachment.NAPI_MACVLAN, Attachment.MACVTAP
@@ -323,6 +325,35 @@ def test_a_definition_that_waits_for_the_guest_to_stop(host: FakeAttachHost, pat
         assert Switcher(host, ledger, BOOT).sweep().failed == ()
     host.start(a)
     assert host.problems() == []
+
+
+def test_what_cannot_be_done_for_another_guest_is_no_part_of_a_switch(
+    host: FakeAttachHost, path: Path
+) -> None:
+    """Its NIC is gone, so its device cannot be made."""
+    host.table[40] = Link(40, "p2", "veth", mtu=1500)
+    host.add("c", ("02:00:00:00:0c:00", "p2"), running=False)
+    do(host, path, partial(plan, SwitchRequest(FORTH, ("c",))))
+    host.table = {i: link for i, link in host.table.items() if 40 not in (i, link.lower)}
+    before = host.picture()
+
+    def fail(_number: int, error: BaseException) -> None:
+        if host.log[-1].startswith("define"):
+            host.before = lambda n: None
+            raise error
+
+    host.before = partial(fail, error=RefusedError("no"))
+    assert fails(host, path, "everything is as it was before").put_back
+    host.before = partial(fail, error=Killed())
+    with suppress(Killed):
+        do(host, path, made)
+    with AttachLedger.open(path) as ledger:
+        switcher = Switcher(host, ledger, BOOT)
+        assert switcher.unfinished()
+        switcher.take_back_unfinished()
+        assert host.picture() == before
+        (failed,) = switcher.sweep().failed
+        assert "there is no device p2 for it" in str(failed)
 
 
 def test_a_definition_that_somebody_changed_is_left_alone(tmp_path: Path) -> None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from uuid import uuid4
 
 import pytest
 
-from vsrtune.attach.ledger import STEP, AttachLedger
+from vsrtune.attach.ledger import ENDED, STEP, AttachLedger
+from vsrtune.attach.plan.clone_model import Clone, File
 from vsrtune.attach.plan.steps import MadeDevice, MakeDevice
 from vsrtune.cli.main import run
 from vsrtune.core.codec import encode
@@ -65,6 +67,21 @@ def test_undo_takes_an_interrupted_switch_back(
     assert run(["undo", "--connect", URI, *options]) == 0
     with AttachLedger.open(path) as ledger:
         assert ledger.pending() == []
+
+
+def test_recover_names_what_is_left_of_a_clone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """That is no part of a switch, and does not stop what comes after it."""
+    file = tmp_path / "directory"
+    (file / "file").mkdir(parents=True)
+    clone = Clone("edge", "vr1", str(uuid4()), "router", (File(str(file), "/nowhere"),))
+    with AttachLedger.open(tmp_path / "attach.jsonl") as ledger:
+        ledger.add(ENDED, encode(clone))
+    assert attach(tmp_path, "--recover") == 0
+    said = capsys.readouterr()
+    assert "No switch was interrupted" in said.out
+    assert str(file) in said.err
 
 
 def test_doctor_speaks_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

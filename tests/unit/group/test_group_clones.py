@@ -262,7 +262,8 @@ def test_the_daemon_leaves_files_to_a_command(what: str, tmp_path: Path) -> None
     host.files_hidden = True
     begun = host.now
     with AttachLedger.open(path) as ledger:
-        failed = Switcher(host, ledger, BOOT, patience=2).recover()
+        switcher = Switcher(host, ledger, BOOT, patience=2)
+        failed = (*switcher.recover(), *switcher.sweep().failed)
     assert [error.where for error in failed] == [
         f"{IMAGES}/{name}-vda.qcow2" for name in (("vr2", "vr1") if what == "create" else ("vr1", "vr2"))
     ]  # fmt: skip
