@@ -64,9 +64,10 @@ def doctor(
     Exit codes: 0 fine, 1 at least one error, 3 at least one warning, 4 the host could not
     be read.
     """
-    snapshot = observe(root, uri, 0, readable_policies(policy_dirs))
+    policies = readable_policies(policy_dirs)
+    snapshot = observe(root, uri, 0, policies)
     host = LiveRoot() if root is None else load(root).root()
-    case = Case(snapshot, read_facts(host, snapshot))
+    case = Case(snapshot, read_facts(host, snapshot), policies)
     findings = check_all(case, None if root is not None else _module(attach_ledger))
     if as_json:
         told = {"worst": str(worst(findings)), "findings": findings}

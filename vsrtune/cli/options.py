@@ -283,14 +283,12 @@ def readable(snapshot: Snapshot, root: Path | None) -> Snapshot:
 
 def unread(snapshot: Snapshot, policies: Iterable[Policy]) -> tuple[ObserveError, ...]:
     """Reasons why guests that the policies name may run without being in the snapshot, or what
-    they ask for was not looked at.
-
-    A host with plain QEMU only needs no libvirt.
-    """
-    from vsrtune.policy.model import WITHOUT_LIBVIRT
+    they ask for was not looked at."""
+    from vsrtune.policy.matching import needs_libvirt
 
     wanted = list(policies)
-    libvirt = any(not p.guest.startswith(WITHOUT_LIBVIRT) for p in wanted)
+    # Guests that no policy names do not count here.
+    libvirt = needs_libvirt((), wanted)
     return tuple(
         ObserveError(
             f"guests that the policies name could not be observed whole: {problem.what}",

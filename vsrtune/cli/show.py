@@ -46,6 +46,7 @@ from vsrtune.observe import samples
 from vsrtune.observe.config_files import load_dirs
 from vsrtune.observe.recording import record as save
 from vsrtune.plan.full_plan import full_plan
+from vsrtune.policy.matching import heeded
 from vsrtune.policy.model import Policy
 from vsrtune.views import page_data, tables
 from vsrtune.views.top_frame import Frame, make_frame
@@ -178,7 +179,7 @@ def current_state(
     differs = Counter(action.target.guest for action in made.actions)
     observed = SnapshotSlice(shown)
     return DaemonState(
-        shown,
+        replace(shown, problems=heeded(host, policies)),
         guest_states(observed, made, policies, differs, {}, steps),
         policies=len(policies),
         drifts=made.drift,

@@ -51,7 +51,7 @@ from vsrtune.plan.phases import moves_work
 from vsrtune.plan.safety.projection import project_actions
 from vsrtune.plan.safety.starvation import unguarded
 from vsrtune.policy.lowering import next_level
-from vsrtune.policy.matching import assign, policies_of
+from vsrtune.policy.matching import assign, heeded, policies_of
 from vsrtune.policy.model import WITHOUT_LIBVIRT, Policy
 
 # Seconds until the next pass over threads that have to run before they can be DEADLINE, and at most
@@ -579,10 +579,12 @@ class Reconciler:
 
     def _publish(self, observed: SnapshotSlice, plan: Plan, unsettled: Mapping[str, int]) -> None:
         new = guest_states(observed, plan, self.policies, unsettled, self._waiting, self._steps)
-        self._heal(observed, new)
+        snapshot = observed.snapshot
+        snapshot = replace(snapshot, problems=heeded(snapshot, self.policies))
+        self._heal(replace(observed, snapshot=snapshot), new)
         self.state = replace(
             self.state,
-            snapshot=observed.snapshot,
+            snapshot=snapshot,
             guests=merged(self.state.guests, observed, new),
             policies=len(self.policies),
         )

@@ -18,7 +18,8 @@ from vsrtune.model.root_domains import books as domains
 from vsrtune.model.root_domains import is_partition
 from vsrtune.plan.interrupt_cpus import queue_irqs, serving
 from vsrtune.plan.interrupts import irqbalance_bans
-from vsrtune.policy.model import MAX_REST_MS, WITHOUT_LIBVIRT
+from vsrtune.policy.matching import heeded
+from vsrtune.policy.model import MAX_REST_MS
 
 OLDEST = (6, 1)
 _CPUS = "/sys/devices/system/cpu"
@@ -30,12 +31,9 @@ _ROUNDING = UNIT // 1000
 
 def observation(case: Case) -> Iterable[Finding]:
     """A part of the host that cannot be read, so that nothing there is tuned."""
-    sources = {f"{guest.source}:" for guest in case.snapshot.guests}
+    matter = heeded(case.snapshot, case.policies)
     for problem in case.snapshot.problems:
-        libvirt = problem.reader == "libvirt"
-        # A host that runs other guests alone needs no libvirt.
-        needless = libvirt and sources and sources <= set(WITHOUT_LIBVIRT)
-        tell = info if needless else warning
+        tell = warning if problem in matter else info
         # The problem's own text says what to do about a libvirt that does not answer.
         hints = {"libvirt": "see --connect", "domain": "docs/hardening.md says who is a guest"}
         hint = hints.get(problem.reader, "run as root")

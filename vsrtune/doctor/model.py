@@ -15,6 +15,7 @@ from vsrtune.core.exit_codes import ExitCode
 from vsrtune.model.host import DeadlineCpu
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.plan.interrupt_cpus import interrupt_cpus
+from vsrtune.policy.model import Policy
 
 
 class Severity(enum.StrEnum):
@@ -78,6 +79,7 @@ class Case:
 
     snapshot: Snapshot
     facts: Facts
+    policies: tuple[Policy, ...] = ()
 
     @property
     def release(self) -> tuple[int, int]:

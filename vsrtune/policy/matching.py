@@ -13,6 +13,7 @@ from fnmatch import fnmatchcase
 
 from vsrtune.model.guest import Guest
 from vsrtune.model.plan import Refusal, Skipped
+from vsrtune.model.snapshot import Problem, Snapshot
 from vsrtune.model.stepdown import NO_STEPS, UNTIL, StepLevel, Steps
 from vsrtune.policy.guest_budget import divided
 from vsrtune.policy.lowering import lowered
@@ -53,6 +54,20 @@ def qemu_filter(policies: Sequence[Policy], refs: Iterable[str] = ()) -> QemuFil
     users = {0, *(p.uid for p in policies if p.uid is not None)}
     users |= {int(found[1]) for ref in refs if (found := _OTHERS.fullmatch(ref))}
     return QemuFilter(frozenset(users), tuple(policies))
+
+
+def needs_libvirt(guests: Iterable[Guest], policies: Iterable[Policy]) -> bool:
+    """Whether one of the guests is libvirt's, or a policy can name one that is. Otherwise it does
+    not matter that libvirt does not answer."""
+    named = any(not p.guest.startswith(WITHOUT_LIBVIRT) for p in policies)
+    return named or any(guest.source == "libvirt" for guest in guests)
+
+
+def heeded(snapshot: Snapshot, policies: Iterable[Policy]) -> tuple[Problem, ...]:
+    """The problems of a snapshot, without that of a libvirt that its host does not need."""
+    if needs_libvirt(snapshot.guests, policies):
+        return snapshot.problems
+    return tuple(p for p in snapshot.problems if p.reader != "libvirt")
 
 
 class Match(Enum):

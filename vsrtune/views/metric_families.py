@@ -125,11 +125,8 @@ def _unread(scrape: Scrape) -> Value:
     snapshot = scrape.state.snapshot
     if snapshot is None:
         return {}
-    # A host without guests of libvirt needs none.
-    needless = all(g.source != "libvirt" for g in snapshot.guests)
-    problems = (p for p in snapshot.problems if not (needless and p.reader == "libvirt"))
     # Names of guests are not told: there may be as many of them as somebody likes.
-    return Counter((utf8(p.reader.partition(" ")[0]),) for p in problems)
+    return Counter((utf8(p.reader.partition(" ")[0]),) for p in snapshot.problems)
 
 
 def _starved(scrape: Scrape) -> Value:

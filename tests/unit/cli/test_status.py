@@ -80,6 +80,19 @@ def test_what_is_wrong_comes_with_its_place(run: Cli) -> None:  # noqa: F811
     assert "libvirt  libvirt does not answer" in run.out
 
 
+def test_a_host_that_needs_no_libvirt_is_fine_without(run: Cli) -> None:  # noqa: F811
+    gone = Problem("libvirt", "libvirt does not answer")
+    plain = samples.snapshot(samples.guest("pq1", 200, "qemu"))
+    run.host.snapshot = replace(plain, problems=(gone,))
+    run.policy('guest: "qemu:*"\ncpus: {vcpu: 1}\nprofile: none\n')
+    assert run("apply") == 0
+    assert run("status") == ExitCode.DONE
+    assert "What is wrong" not in run.out
+    run.policy(GOOD, "q.yaml")
+    assert run("status") == ExitCode.UNREAD
+    assert "libvirt  libvirt does not answer" in run.out
+
+
 def test_json_has_the_fields_of_the_status_page(run: Cli) -> None:  # noqa: F811
     run.policy(GOOD)
     run.host.start(samples.guest("pq1", 200, "qemu"))

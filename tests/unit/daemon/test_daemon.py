@@ -33,6 +33,7 @@ from vsrtune.core.errors import (
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.daemon import attachments
 from vsrtune.daemon.events.changes import Change
+from vsrtune.daemon.http import exposition
 from vsrtune.daemon.loop import Daemon, Timing
 from vsrtune.daemon.reconciler import Reconciler
 from vsrtune.daemon.scope import FULL, NOTHING, UNANNOUNCED, Scope
@@ -42,9 +43,11 @@ from vsrtune.model.daemon_state import DaemonState
 from vsrtune.model.guest import Confidence, Role, Sched, SchedClass, Thread
 from vsrtune.model.journal_records import undo_action
 from vsrtune.model.plan import Culprit
+from vsrtune.model.snapshot import Problem
 from vsrtune.model.targets import ThreadSched
 from vsrtune.observe.config_files import load_dirs
 from vsrtune.policy.model import Policy
+from vsrtune.views.page_data import status_page
 
 RR = Sched(SchedClass.RR, 7, reset_on_fork=True)
 # An operator's `virsh vcpupin`.
@@ -95,6 +98,20 @@ class TestPass:
         assert not passes.run()
         assert host.writes == 0
         assert passes.state.tuned == 0
+
+    def test_a_libvirt_that_nothing_needs_is_no_problem(
+        self, host: FakeHost, passes: Reconciler
+    ) -> None:
+        """It is one while a policy names a guest that only a libvirt can show."""
+        gone = Problem("libvirt", "libvirt does not answer")
+        host.snapshot = replace(host.snapshot, guests=(), problems=(gone,))
+        told = 'vsrtune_unread{reader="libvirt"} 1.0'
+        passes.run()
+        assert told in exposition(passes.state)
+        passes.policies = ()
+        passes.run()
+        assert told not in exposition(passes.state)
+        assert status_page(passes.state)["problems"] == []
 
     def test_guest_started_later_is_tuned_and_a_destroyed_one_forgotten(
         self, host: FakeHost, passes: Reconciler, journal: Journal

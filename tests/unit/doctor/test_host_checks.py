@@ -22,6 +22,7 @@ from planning_samples import (
     snapshot,
     with_cpusets,
 )
+from shell_samples import policies
 
 from vsrtune.cli.doctor import OF_HOST, check_all, traps
 from vsrtune.cli.main import run as command
@@ -100,6 +101,12 @@ NUMBERS = sorted(irq.number for nic in FINE.snapshot.host.nics for irq in nic.ir
 BANS = " ".join(f"--banirq={number}" for number in sorted((5, *NUMBERS)))
 BAN = f"echo 'IRQBALANCE_ARGS=\"{BANS}\"' >>/etc/default/irqbalance && systemctl restart irqbalance"
 
+NO_LIBVIRT = replace(
+    FINE,
+    snapshot=replace(snapshot(), problems=(Problem("libvirt", "cannot connect"),)),
+    policies=policies(),
+)
+
 BAD: list[tuple[str, Case, Severity, str]] = [
     (
         "observation",
@@ -119,6 +126,8 @@ BAD: list[tuple[str, Case, Severity, str]] = [
         Severity.INFO,
         "cannot connect",
     ),
+    ("observation", replace(NO_LIBVIRT, policies=()), Severity.INFO, "cannot connect"),
+    ("observation", NO_LIBVIRT, Severity.WARNING, "cannot connect"),
     ("kernel", of_host(kernel="5.10.0-9"), Severity.WARNING, "5.10.0-9"),
     ("kernel", of_host(kernel="6.1.0-50-amd64"), Severity.INFO, "before 6.2"),
     ("kernel", of_host(kernel="6.5.0"), Severity.INFO, "before 6.7"),
