@@ -282,11 +282,13 @@ def _bottlenecks(
         rates = {name: _flowed(interval, name) for name in devices}
         below = {name for i in guest.interfaces for name in i.lower}
         missed: dict[int, float] = {}
-        for cpu, names in serving.items():
-            places = {(f"CPU {cpu}", "backlog"), *((n, "rx_missed_errors") for n in names)}
-            lost = sum(d.rate or 0.0 for d in drops if (d.where, d.place) in places)
-            if lost and below.intersection(names):
-                missed[cpu] = lost
+        at = {(f"CPU {c}", "backlog"): [c] for c, names in serving.items() if below & {*names}}
+        at |= {(n, "rx_missed_errors"): [c for c in serving if n in serving[c]] for n in below}
+        for drop in drops:
+            if served := at.get((drop.where, drop.place)):
+                # A NIC counts for all its queues: most likely it misses on the fullest CPU.
+                cpu = max(served, key=lambda c: loads[c].softirq)
+                missed[cpu] = missed.get(cpu, 0.0) + (drop.rate or 0.0)
         full = [d for d in drops if d.guest == guest.ref and is_ring(d.place)]
         unsent = [d for d in drops if d.where in below and d.place == "tx_dropped"]
         yield bottleneck(

@@ -214,15 +214,18 @@ class TestBottlenecks:
     seen = samples.snapshot(first, second)
     frames: ClassVar = {"macvtap100": GuestFrames(2000, 0, 0), "macvtap200": GuestFrames(0, 0, 0)}
 
-    def stages(self, drops: dict[DropPlace, int], **changed: Any) -> dict[str, tuple[str, str]]:
+    def frame(self, drops: dict[DropPlace, int], full_cpu: int = 0, **changed: Any) -> Frame:
         seen = replace(self.seen, **changed)
         cpus = {cpu: CpuTimes(0, 0, 0) for cpu in range(4)}
-        full = cpus | {0: CpuTimes(200, 0, 190)}
+        full = cpus | {full_cpu: CpuTimes(200, 0, 190)}
         before = sample(seen, 0, {101: (0, 0), 201: (0, 0)}, dict.fromkeys(drops, 0), cpus)
         after = sample(seen, 2, {101: (0.2, 0), 201: (0.2, 0)}, drops, full)
         nothing = dict.fromkeys(self.frames, GuestFrames())
-        frame = make_frame(replace(before, frames=nothing), replace(after, frames=self.frames))
-        return {b.guest: (b.stage.value, b.where) for b in frame.bottlenecks}
+        return make_frame(replace(before, frames=nothing), replace(after, frames=self.frames))
+
+    def stages(self, drops: dict[DropPlace, int], **changed: Any) -> dict[str, tuple[str, str]]:
+        found = self.frame(drops, **changed).bottlenecks
+        return {b.guest: (b.stage.value, b.where) for b in found}
 
     def test_what_a_cpu_loses_is_of_the_guests_above_its_nic(self) -> None:
         found = self.stages({DropPlace("CPU 0", "backlog"): 9000, DropPlace("CPU 3", "backlog"): 9})
@@ -230,6 +233,15 @@ class TestBottlenecks:
         assert self.stages({DropPlace("CPU 3", "backlog"): 9000})["vr1"] == ("outside", "")
         found = self.stages({DropPlace("p0", "rx_missed_errors"): 9000})
         assert found["vr1"] == ("interrupts", "CPU 0")
+
+    def test_what_a_nic_of_several_queues_misses_counts_once_on_its_fullest_cpu(self) -> None:
+        irqs = tuple(Irq(24 + n, f"p0-rx-{n}", samples.ALL, CpuSet([3 - n])) for n in range(4))
+        host = with_nic(self.seen, irqs=irqs).host
+        missed = DropPlace("p0", "rx_missed_errors")
+        assert self.stages({missed: 8}, host=host)["vr1"] == ("outside", "")
+        assert self.stages({missed: 12}, host=host)["vr1"] == ("interrupts", "CPU 0")
+        elsewhere = self.frame({missed: 12}, 2, host=host).bottlenecks[0]
+        assert elsewhere.why == "CPU 2 loses 6 frames/s before the tap; 95% SoftIRQ"
 
     def test_a_ring_is_of_its_guest_alone(self) -> None:
         found = self.stages({RING: 1000})
