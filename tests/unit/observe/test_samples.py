@@ -95,6 +95,27 @@ def test_a_tap_counts_the_other_way_round_and_lower_devices_by_counter() -> None
     assert sample.threads == {}
 
 
+def test_a_bond_counts_without_its_ports() -> None:
+    """What they dropped before they joined it, the kernel does not add."""
+    tree = HostTree().host().device("p0", 2).device("p1", 3)
+    tree.device("bond0", 4, devtype="bond", has="lower_p0 lower_p1")
+    tree.device("v5", 5, devtype="vlan", has="lower_bond0")
+    tree.file("/sys/devices/virtual/net/bond0/statistics/rx_dropped", "5\n")
+    tree.file("/sys/devices/virtual/net/bond0/statistics/tx_dropped", "21\n")
+    seen = replay(recorded_hosts.file("bookworm-veth-plain"))
+    (guest, *_) = seen.guests
+    taps = (replace(guest.interfaces[0], target="gone", lower=("v5", "bond0", "p0", "p1")),)
+    sample = samples.take(tree.root(), Snapshot(seen.host, (replace(guest, interfaces=taps),)))
+    found = {(spot.where, spot.place): count for spot, count in sample.drops.items()}
+    assert found.pop(("bond0", "rx_dropped")) == 0
+    assert found.pop(("bond0", "tx_dropped")) == 21 - 9 - 9
+    assert found == {
+        (name, place): count
+        for name in ("v5", "p0", "p1")
+        for place, count in (("rx_dropped", 7), ("tx_dropped", 9))
+    }
+
+
 def net_dev(**rows: tuple[int, int, int, int]) -> str:
     """/proc/net/dev of devices with frames received, dropped of them, sent, and dropped."""
     lines = [
