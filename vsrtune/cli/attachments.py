@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from vsrtune.attach import transaction
@@ -58,14 +58,18 @@ def opened(places: StatePlaces) -> Iterator[tuple[Switcher, LiveHost]]:
         yield switcher, live
 
 
-def preview(policies: Sequence[Policy], places: StatePlaces) -> tuple[Batch, ...]:
-    """The switches that would be made. Raises VsrtuneError."""
+def preview(
+    policies: Sequence[Policy], places: StatePlaces, only: Collection[str] = ()
+) -> tuple[Batch, ...]:
+    """The switches that would be made; where ``only`` names guests, those of at least one of them.
+    Raises VsrtuneError."""
     if not concerned(policies, places.ledger):
         return ()
     host = look(places)
     found = batches(host, wanted(host, known_origins(places.ledger), policies))
     back = _interrupted(places.ledger)
-    return (back, *found) if back is not None else found
+    found = (back, *found) if back is not None else found
+    return tuple(batch for batch in found if not only or {*only}.intersection(batch.guests))
 
 
 def _interrupted(ledger: Path) -> Batch | None:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import fcntl
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import shell_samples as samples
+from attach_host import FakeAttachHost
 from test_cli import GOOD, Cli, run  # noqa: F401 (a fixture)
 
+from vsrtune.cli import attachments
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.execute.journal import last_change
 from vsrtune.model.snapshot import Problem
@@ -123,6 +126,28 @@ def test_verify_as_json(run: Cli) -> None:  # noqa: F811
     run("apply")
     assert run("verify", "--json") == 0
     assert json.loads(run.out)["as_the_policies_say"] is True
+
+
+def test_attachments_of_the_guests_asked_for(
+    run: Cli,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    host = FakeAttachHost()
+    for number, name in enumerate(("vr1", "vr2"), 1):
+        host.add(name, (f"02:00:00:00:0{number}:00", "p0" if name == "vr1" else "p1"))
+    monkeypatch.setattr(attachments, "LiveHost", lambda _uri: host)
+    monkeypatch.setenv("VSRTUNE_ATTACH_LEDGER", str(tmp_path / "attach.jsonl"))
+    run.host.start(samples.guest("vr2", 200))
+    run.policy("guest: vr2\nattachment: napi-macvlan\nprofile: none\n")
+    run.policy("guest: vr1\nqueue: {macvtap: 500}\nprofile: none\n", "q.yaml")
+    assert run("verify", "--guest", "vr1") == 0
+    assert run("verify", "--guest", "vr2") == ExitCode.DIFFERS
+    assert run.out == "vr2: not on napi-macvlan\n"
+    assert run("plan", "--guest", "vr1") == 0
+    assert "Attachments" not in run.out
+    assert run("plan") == 0
+    assert "Attachments" in run.out
 
 
 @pytest.mark.parametrize("words", [["apply", "--dry-run"], ["undo", "--dry-run"]])
