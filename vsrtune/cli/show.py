@@ -127,8 +127,8 @@ def status(
     """Show on one screen the daemon, the guests, what is wrong, and the last change.
 
     Looks at the host as it is now, whether or not the daemon runs. Guests that need
-    somebody come first; `vsrtune verify` names every setting that differs. --json has the
-    fields of the daemon's /status.json.
+    somebody come first; `vsrtune verify` names every setting that differs. While a policy
+    is wrong, no guest is judged. --json has the fields of the daemon's /status.json.
 
     \b
     Exit codes: 0 nothing is wrong, 1 no such guest, 2 a policy is wrong, 3 something is not as
@@ -142,10 +142,12 @@ def status(
         failure = error
     entries, steps = journalled(journal, root)
     host = observe(root, uri, 0, policies, entries)
-    # Without policies everything that is set would seem to be in the way.
-    known = entries if failure is None else ()
-    state = current_state(host, chosen(host, guests), policies, known, steps)
-    state = replace(state, failure="" if failure is None else str(failure))
+    shown = chosen(host, guests)
+    if failure is None:
+        state = current_state(host, shown, policies, entries, steps)
+    else:
+        # How the guests should be is not known; a daemon that runs keeps the older policies.
+        state = DaemonState(shown, reload_success=False, failure=str(failure))
     if root is None:
         state = replace(state, starved=told_by_daemon(STARVED_PATH, Starved))
     page = page_data.status_page(state)

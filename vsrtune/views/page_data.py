@@ -74,7 +74,7 @@ def status_page(state: DaemonState) -> Data:
         "reload_success": state.reload_success,
         "failure": state.failure,
         "totals": {
-            "guests": len(guests),
+            "guests": len(snapshot.guests),
             **{standing.replace(" ", "_"): counts[standing] for standing in _ORDER},
             "overridden": sum(told.tuned and told.overrides > 0 for _, told, _ in guests),
             "drift": state.drift,
@@ -131,9 +131,11 @@ def screen(page: Data, daemon: str, change: str) -> list[Table]:
     totals = page["totals"]
     names = [state.replace(" ", "_") for state in _ORDER]
     counts = [f"{totals[n]} {s}" for n, s in zip(names, _ORDER, strict=True) if totals[n]]
+    if not counts:
+        counts = [f"{totals['guests']} of unknown state" if totals["guests"] else "none is running"]
     head: list[tuple[str, ...]] = [
         ("daemon", daemon),
-        ("guests", ", ".join(counts) or "none is running"),
+        ("guests", ", ".join(counts)),
         ("last change", change or "vsrtune has set nothing here"),
     ]
     guests = [

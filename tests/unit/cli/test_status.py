@@ -59,13 +59,19 @@ def test_whoever_holds_the_journal_is_named(run: Cli) -> None:  # noqa: F811
     assert "process 1 (" in run.out
 
 
-def test_a_wrong_policy_file_makes_no_tuned_guest_wrong(run: Cli) -> None:  # noqa: F811
+def test_a_wrong_policy_file_says_nothing_of_tuned_guests(run: Cli) -> None:  # noqa: F811
     """The daemon keeps the older policies."""
     run.policy(GOOD)
     assert run("apply") == 0
     run.policy("guest: vr1\nwrong: 1\n")
     assert run("status") == 2
     assert "should be" not in run.out
+    assert "no policy" not in run.out
+    assert "1 of unknown state" in run.out
+    assert run("status", "--json") == 2
+    page = json.loads(run.out)
+    assert (page["reload_success"], page["totals"]["guests"]) == (False, 1)
+    assert (page["guests"], page["plan"]["skipped"]) == ([], [])
 
 
 def test_what_is_wrong_comes_with_its_place(run: Cli) -> None:  # noqa: F811
