@@ -160,12 +160,18 @@ def screen(page: Data, daemon: str, change: str) -> list[Table]:
 
 
 def _guests(state: DaemonState) -> list[tuple[Guest, GuestState, str]]:
-    """The guests with their states, in numbers and in a word: by that, then most drift, then
-    name."""
+    """The guests with their states, in numbers and in a word: those that need somebody, then by
+    that word, then most drift, then name."""
     refused = {r.guest for r in state.plan.refusals}
     told = {s.ref: (s, _standing(s, refused)) for s in state.guests}
     found = [(g, *told[g.ref]) for g in (state.snapshot or _UNSEEN).guests if g.ref in told]
-    return sorted(found, key=lambda f: (_ORDER.index(f[2]), -f[1].drift, f[0].ref))
+
+    def place(one: tuple[Guest, GuestState, str]) -> tuple[bool, int, int, str]:
+        guest, told, standing = one
+        well = standing in (TUNED, NO_POLICY) and not guest.problems
+        return well, _ORDER.index(standing), -told.drift, guest.ref
+
+    return sorted(found, key=place)
 
 
 def listed(state: DaemonState) -> list[Guest]:

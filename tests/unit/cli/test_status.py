@@ -16,6 +16,7 @@ from vsrtune.cli import attachments
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.execute.journal import last_change
 from vsrtune.model.snapshot import Problem
+from vsrtune.views import page_data
 
 
 @pytest.fixture(autouse=True)
@@ -118,6 +119,21 @@ def test_more_guests_than_fit_are_counted(run: Cli) -> None:  # noqa: F811
     assert run("status") == ExitCode.DONE
     assert "Guests (12 more)" in run.out
     assert len(run.out.splitlines()) < 24
+
+
+def test_a_problem_is_found_among_more_guests_than_a_page_lists(run: Cli) -> None:  # noqa: F811
+    for number in range(page_data.GUESTS):
+        run.host.start(samples.guest(f"x{number}", 1000 + number))
+    run.policy(GOOD)
+    odd = replace(samples.guest("z", 500), problems=("odd",))
+    run.host.start(odd)
+    assert run("apply") == 0
+    assert run("status") == ExitCode.DIFFERS
+    assert rows(run.out, "What is wrong\n") == [["z", "odd"]]
+    run.policy(GOOD.replace('"*"', "x*"))
+    assert run("apply") == 0
+    assert run("status") == ExitCode.DIFFERS
+    assert rows(run.out, "more)\n")[0][:3] == ["z", "no", "policy"]
 
 
 def test_verify_as_json(run: Cli) -> None:  # noqa: F811
