@@ -72,6 +72,21 @@ def preview(
     return tuple(batch for batch in found if not only or {*only}.intersection(batch.guests))
 
 
+def asked(
+    policies: Sequence[Policy],
+    root: Path | None,
+    shown: Snapshot,
+    places: StatePlaces,
+    names: Collection[str],
+) -> tuple[Batch, ...]:
+    """Switches that the policies ask for, of the guests ``shown`` where an operator ``names`` any;
+    without their steps on a recorded host, of which ``shown`` is looked at."""
+    if root is not None:
+        return recorded(shown, policies)
+    refs = {guest.ref for guest in shown.guests} if names else ()
+    return preview(policies, places, refs)
+
+
 def _interrupted(ledger: Path) -> Batch | None:
     """What takes back a switch that was interrupted, None when there is none."""
     texts = [entry.data["step"] for entry in read_pending(ledger) if entry.kind == STEP]

@@ -79,7 +79,7 @@ def plan(
     if as_json:
         click.echo(plan_text(made, snapshot.host.boot_id))
     else:
-        found = _attachments(policies, root, shown, places, guests)
+        found = attachments.asked(policies, root, shown, places, guests)
         switches = [attachments.table(found, verbose=verbose)] if found else []
         assignment = assign(shown.guests, policies)
         if guests:
@@ -123,7 +123,7 @@ def verify(
     policies = load_policies(policy_dirs)
     snapshot, made = _planned(policies, root, trace_seconds, places)
     shown, made = _only(snapshot, made, guests)
-    found = _attachments(policies, root, shown, places, guests)
+    found = attachments.asked(policies, root, shown, places, guests)
     lines = tables.drift_lines(made.actions, made.skipped)
     lines += attachments.lines(found)
     refused = [f"{r.guest}: refused ({r.policy}): {r.reason}" for r in made.refusals]
@@ -186,18 +186,3 @@ def _planned(
     snapshot = observe(root, places.uri, trace_seconds, policies, entries)
     entries = lasting(entries, snapshot)
     return snapshot, full_plan(snapshot, policies, entries, reassert=reassert, steps=steps)
-
-
-def _attachments(
-    policies: tuple[Policy, ...],
-    root: Path | None,
-    shown: Snapshot,
-    places: StatePlaces,
-    names: Collection[str],
-) -> tuple[Batch, ...]:
-    """Switches that the policies ask for, of the guests ``shown`` where an operator ``names`` any;
-    without their steps on a recorded host, of which ``shown`` is looked at."""
-    if root is not None:
-        return attachments.recorded(shown, policies)
-    refs = {guest.ref for guest in shown.guests} if names else ()
-    return attachments.preview(policies, places, refs)

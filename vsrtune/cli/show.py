@@ -6,14 +6,15 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import click
 
-from vsrtune.cli import render
+from vsrtune.cli import attachments, render
 from vsrtune.cli.options import (
+    StatePlaces,
     check_place,
     chosen,
     journal_option,
@@ -22,6 +23,7 @@ from vsrtune.cli.options import (
     look_options,
     observe,
     options,
+    places_options,
     readable_policies,
     trace_option,
     unread,
@@ -30,6 +32,7 @@ from vsrtune.cli.options import (
 from vsrtune.cli.render import print_json, say
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
+from vsrtune.core.text import printable
 from vsrtune.daemon.guard import STARVED_PATH
 from vsrtune.daemon.pass_result import guest_states
 from vsrtune.execute.journal import last_change
@@ -114,15 +117,14 @@ def show(
 
 @click.command()
 @look_options
-@options(journal_option, uri_option)
+@places_options
 def status(
     guests: tuple[str, ...],
     policy_dirs: tuple[Path, ...],
     as_json: bool,
     wide: bool,
     root: Path | None,
-    journal: Path,
-    uri: str,
+    places: StatePlaces,
 ) -> int:
     """Show on one screen the daemon, the guests, what is wrong, and the last change.
 
@@ -140,8 +142,8 @@ def status(
         policies = load_dirs(policy_dirs)
     except VsrtuneError as error:
         failure = error
-    entries, steps = journalled(journal, root)
-    host = observe(root, uri, 0, policies, entries)
+    entries, steps = journalled(places.journal, root)
+    host = observe(root, places.uri, 0, policies, entries)
     shown = chosen(host, guests)
     if failure is None:
         state = current_state(host, shown, policies, entries, steps)
@@ -151,11 +153,15 @@ def status(
     if root is None:
         state = replace(state, starved=told_by_daemon(STARVED_PATH, Starved))
     page = page_data.status_page(state)
+    if failure is None:
+        page["problems"] += _elsewhere(policies, root, shown, places, guests)
     if as_json:
         print_json(page)
     else:
         daemon, change = (
-            ("a recorded host", "not recorded") if root is not None else _journal_says(journal)
+            ("a recorded host", "not recorded")
+            if root is not None
+            else _journal_says(places.journal)
         )
         render.show(page_data.screen(page, daemon, change), wide=wide)
     if failure is not None:
@@ -187,6 +193,22 @@ def current_state(
         drifts=made.drift,
         plan=PlanState.after(made, tuple(Unmade(action, "") for action in made.actions)),
     )
+
+
+def _elsewhere(
+    policies: Sequence[Policy],
+    root: Path | None,
+    shown: Snapshot,
+    places: StatePlaces,
+    names: Collection[str],
+) -> list[dict[str, str]]:
+    """Problems of guests that are not on the attachment that their policy asks for."""
+    try:
+        found = attachments.asked(policies, root, shown, places, names)
+    except VsrtuneError as error:
+        return [{"where": "attachments", "what": printable(str(error))}]
+    told = (printable(line).rpartition(": ") for line in attachments.lines(found))
+    return [{"where": where, "what": what} for where, _, what in told]
 
 
 def _journal_says(journal: Path) -> tuple[str, str]:

@@ -333,7 +333,8 @@ FAMILIES: tuple[Family[Any], ...] = (
     # -- guests
     Family(
         "vsrtune_guest_tuned", "gauge", "", GUEST,
-        "1 when the guest is as its policy says; absent without a policy.",
+        "1 when the guest's settings are as its policy says; absent without a policy. Its "
+        "attachment does not count.",
         lambda g: float(g.tuned) if g.policy or g.refused else None,
     ),
     Family(

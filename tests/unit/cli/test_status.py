@@ -166,6 +166,17 @@ def test_attachments_of_the_guests_asked_for(
     assert run("verify", "--guest", "vr1") == 0
     assert run("verify", "--guest", "vr2") == ExitCode.DIFFERS
     assert run.out == "vr2: not on napi-macvlan\n"
+    for words, code in (((), 3), (("--guest", "vr1"), 0), (("--guest", "vr2"), 3)):
+        assert run("status", *words) == code
+        assert ("vr2    not on napi-macvlan" in run.out) == (code == 3)
+    host.away_until = 1
+    assert run("status") == ExitCode.DIFFERS
+    assert "libvirt does not answer" in run.out
+    host.away_until = 0
+    run.policy("guest: vr1\nwrong: 1\n", "z.yaml")
+    assert run("status") == ExitCode.WRONG
+    assert "not on" not in run.out
+    (run.policies / "z.yaml").unlink()
     assert run("plan", "--guest", "vr1") == 0
     assert "Attachments" not in run.out
     assert run("plan") == 0
