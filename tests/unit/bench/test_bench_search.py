@@ -64,7 +64,7 @@ def test_the_edge_is_between_the_bounds(
 def test_a_typical_search_is_short() -> None:
     found, asked = drive(1, 200_000, 0.05, edge(23_456))
     assert found.lower is not None and 23_456 / 1.05 <= found.lower <= 23_456
-    assert len(asked) <= 9
+    assert len(asked) <= 4
 
 
 def test_a_router_that_collapses_in_overload() -> None:

@@ -114,7 +114,8 @@ def generator_limited(trials: Sequence[Trial]) -> bool:
 
 
 LATENCY_SHARES = (0.1, 0.5, 0.9)
-# How often the part of a failing value that got through is the next guess.
+# How often the next value is a guess: what got through of one that failed, or what is as far above
+# one that passed as the bounds may be apart.
 GUESSES = 2
 
 
@@ -152,12 +153,11 @@ def search(
         lower, upper = bounds.lower, bounds.upper
         least = low if lower is None else floor(lower) + 1
         # A slow generator may not even have reached ``low``.
-        if upper is None or least >= upper or least < low:
+        if upper is None or least < low or upper <= max(least, (lower or 0) * (1.0 + precision)):
             return bounds
-        if lower is not None and upper <= lower * (1.0 + precision):
-            return bounds
-        if not passed and guesses > 0 and least <= round(guess) < upper:
-            value, guesses = round(guess), guesses - 1
+        guess = value * (1.0 + precision) if passed else min(guess, value / (1.0 + precision))
+        if guesses > 0 and least <= int(guess) < upper:
+            value, guesses = int(guess), guesses - 1
         else:
             value = low if lower is None else round((lower * upper) ** 0.5)
 
