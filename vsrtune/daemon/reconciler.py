@@ -409,11 +409,9 @@ class Reconciler:
         if observed.names is not None:
             standing = self.state.plan.updated(standing, observed.names)
         self.state = replace(self.state, drifts=drifts, plan=standing)
-        pending = self._pending()
-        if done or not pending:
-            self._put_off = Pause()
-        if pending and all(map(observed.covers, pending)):
-            self._put_off = self._put_off.longer(self._clock(), PENDING, PENDING_MOST)
+        if self._waiting:
+            pause = Pause() if done else self._put_off
+            self._put_off = pause.longer(self._clock(), PENDING, PENDING_MOST)
         self._again = frozenset(g for g in self._again if not observed.covers(g))
         self._again |= {a.target.guest for a in done}
         self.state = self._loads.counted(observed.snapshot, self.state, done)
