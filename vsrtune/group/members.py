@@ -174,12 +174,13 @@ def moved(nic: DomainNic, device: MadeDevice) -> str:
 
 
 def cards(moves: Iterable[Move], which: int) -> tuple[Card, ...]:
-    """The interfaces that running guests have before (0) or after (1) the moves."""
+    """The interfaces that running guests have before (0) or after (1) the moves. A device of ours
+    was made with its queue, which others use too, and which may be somebody's choice by now."""
     found = []
     for move in moves:
         if xml := move.live[which]:
             nic = domain_xml.nic(xml)
-            queue = move.device.queue if nic.device == move.device.name else move.queue
+            queue = None if nic.device == move.device.name else move.queue
             found.append(Card(move.guest, move.uuid, nic.mac, xml, queue))
     return tuple(found)
 

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import replace
 
 from vsrtune.attach.plan.model import AttachHostState, GuestNics, Move, Switch
 from vsrtune.attach.plan.steps import Origin, Plug, Step
@@ -72,8 +71,7 @@ def _change(origins: tuple[Origin, ...], host: AttachHostState, keep: list[str])
         )
     steps: list[Step] = []
     if come:
-        # The device is there, and others use it: its queue may be somebody's choice by now.
-        steps.append(Plug(tuple(replace(card, queue=None) for card in cards(come, 1))))
+        steps.append(Plug(cards(come, 1)))
     # One guest after the other: the kernel puts the last queue of a device into the place of a
     # closed one, so two guests that go at once could leave another order on each side.
     steps += [

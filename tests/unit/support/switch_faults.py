@@ -17,6 +17,7 @@ from vsrtune.attach.errors import SwitchError
 from vsrtune.attach.ledger import AttachLedger
 from vsrtune.attach.libvirt_hotplug import RefusedError
 from vsrtune.attach.plan.model import AttachHostState, Switch
+from vsrtune.attach.survey import known_origins
 from vsrtune.attach.transaction import Switcher
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.execute import jsonl_log
@@ -125,6 +126,9 @@ class Switches:
         self.prepare(what, host)
         for choose in self.starts[what]:
             self.do(host, path, choose)
+        for link in list(host.table.values()):
+            if any(o.group and o.device.name == link.name for o in known_origins(path)):
+                host.set_queue(link.index, 777)  # somebody's choice, which a take-back leaves
         host.changes = 0
         return host
 
