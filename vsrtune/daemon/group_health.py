@@ -25,13 +25,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from vsrtune.attach.host import LiveHost
+from vsrtune.attach.ledger import GROUP, ORIGIN, STEP
 from vsrtune.attach.plan.steps import MsrRole, Origin
 from vsrtune.attach.survey import known_origins, survey
+from vsrtune.core.codec import decode
 from vsrtune.core.errors import VsrtuneError, WriteError, each
 from vsrtune.core.retry import Pause, SaidOnce
 from vsrtune.daemon.events.thread import Sampler
 from vsrtune.daemon.guest_agent import GuestAgent
 from vsrtune.daemon.systemd import LOGGER, fields
+from vsrtune.execute.ledger import read_pending
 from vsrtune.group import health
 from vsrtune.group.health import Fault, Health, HealthCheck, Look
 from vsrtune.host.filesystem import HostRoot
@@ -221,8 +224,8 @@ class _Group:
             yield self._state(router, MsrRole.ROUTER, fault.value if fault else "", hint)
         self._outside = health.remembered(self._outside, now, ends, check)
         self._begin = min(now, self._begin)
-        # The first rules, too, are without a router that hangs.
-        judged = now - self._begin >= check.leave / 2
+        # The first rules, too, are without a router that hangs, and wait until one is there.
+        judged = now - self._begin >= check.leave / 2 and bool(self._health.used)
         for name, balancer in self._balancers.items():
             wrong = health.balancer_fault(name, self._outside, check)
             lacks = wrong is Fault.SILENT
@@ -265,9 +268,9 @@ _MEANS = {
 
 
 class GroupKeeper(Sampler):
-    """Watches from ``start`` to ``stop``. The groups are those of the ledger, their files in
-    ``directory``. ``latest`` gives the last snapshot. This thread calls ``tell`` with the guests
-    of all watched groups when something about them has changed."""
+    """Watches from ``start`` to ``stop``. The groups are those that the ledger has as created,
+    their files in ``directory``. ``latest`` gives the last snapshot. This thread calls ``tell``
+    with the guests of all watched groups when something about them has changed."""
 
     def __init__(
         self,
@@ -323,11 +326,7 @@ class GroupKeeper(Sampler):
         try:
             changed = _changed(self._ledger)
             if changed != self._seen:
-                found: dict[str, list[Origin]] = {}
-                for origin in known_origins(self._ledger):
-                    if origin.group and origin.stage is not None:
-                        found.setdefault(origin.group, []).append(origin)
-                self._origins = {name: tuple(of) for name, of in found.items()}
+                self._origins = _created(self._ledger)
                 self._seen = changed
             checks = self._asked() if self._origins else {}
         except VsrtuneError as error:
@@ -375,6 +374,19 @@ class GroupKeeper(Sampler):
                 why = VsrtuneError("its file has another name", where=str(path), hint=hint)
                 self._say(f"group {group.name} is not watched", why)
         return found
+
+
+def _created(ledger: Path) -> dict[str, tuple[Origin, ...]]:
+    """The devices of each multistage router whose create is complete. Its GROUP entry counts once
+    the steps before it are retired. Raises VsrtuneError."""
+    entries = read_pending(ledger)
+    begun = min((e.id for e in entries if e.kind == STEP), default=math.inf)
+    names = {e.data["name"] for e in entries if e.kind == GROUP and e.id < begun}
+    found: dict[str, tuple[Origin, ...]] = {}
+    for origin in (decode(Origin, e.data) for e in entries if e.kind == ORIGIN):
+        if origin.group in names and origin.stage is not None:
+            found[origin.group] = (*found.get(origin.group, ()), origin)
+    return found
 
 
 def _changed(path: Path) -> object:

@@ -13,7 +13,8 @@ import msr_group
 import pytest
 from switch_faults import do
 
-from vsrtune.attach.survey import known_origins
+from vsrtune.attach.ledger import GROUP, ORIGIN, STEP, AttachLedger
+from vsrtune.core.codec import encode
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.daemon import group_health
 from vsrtune.daemon.group_health import GroupKeeper
@@ -164,6 +165,43 @@ def test_the_first_rules_are_without_a_router_that_hangs(
     assert scene.balancers.loads == {"lb1": [("a", "b"), ("a",)], "lb2": [("a", "b"), ("a",)]}
 
 
+def test_a_group_is_watched_when_its_create_is_complete(scene: Scene, ledger: Path) -> None:
+    """Until then its guests are not plugged in, and nothing is wrong with them. A switch that is
+    unfinished later, maybe of other guests, takes the watch from none."""
+    with AttachLedger.open(ledger) as opened:
+        (group,) = (entry.id for entry, _ in opened.groups())
+        opened.done(group)
+        scene.run(6)
+        assert scene.told == ()
+        step = opened.add(STEP, {})
+        opened.add(GROUP, {"name": "edge"})  # the last line but the one that retires the steps
+        scene.run(6)
+        assert scene.told == ()
+        opened.done(step)
+        scene.run(6)
+        assert len(scene.told) == 4
+        opened.add(STEP, {})
+        scene.run(6)
+        assert len(scene.told) == 4
+
+
+def test_no_rules_are_due_before_a_router_is_plugged_in(
+    ledger: Path, group_file: Path, scene: Scene
+) -> None:
+    """As when the host has booted."""
+    scene.devices.unplug(*ROUTERS["a"], *ROUTERS["b"])
+    root: Any = scene.devices
+    scene.keeper = GroupKeeper(
+        root, ledger, group_file.parent, scene.balancers, lambda: None, scene.tell, scene.clock
+    )
+    scene.run(10)
+    assert scene.many() == 2
+    assert [scene.fault(name) for name in ("a", "lb1", "lb2")] == ["unplugged", "", ""]
+    scene.devices.plug(*ROUTERS["a"])
+    scene.run(1)
+    assert scene.last() == {"lb1": ("a",), "lb2": ("a",)}
+
+
 @pytest.mark.parametrize("hangs", [False, True])
 def test_a_router_that_dies_leaves_the_rules_and_returns(scene: Scene, hangs: bool) -> None:
     scene.forwarding = ["a"]
@@ -305,13 +343,13 @@ def test_a_wrong_file_of_one_group_takes_the_watch_from_no_other(
     scene: Scene,
     group_file: Path,
     ledger: Path,
-    monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Also at a start, when no group was watched before."""
-    origins = known_origins(ledger)
-    both = (*origins, *(replace(origin, group="core") for origin in origins))
-    monkeypatch.setattr(group_health, "known_origins", lambda _ledger: both)
+    with AttachLedger.open(ledger) as opened:
+        for _, origin in list(opened.origins()):
+            opened.add(ORIGIN, encode(replace(origin, group="core")))
+        opened.add(GROUP, {"name": "core"})
     group_file.with_name("core.yaml").write_text("group: nonsense\n")
     before = scene.told
     root: Any = scene.devices
