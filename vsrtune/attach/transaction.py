@@ -24,7 +24,7 @@ from vsrtune.attach.host import LiveHost
 from vsrtune.attach.ledger import CLONE, ENDED, GROUP, ORIGIN, STEP, AttachLedger
 from vsrtune.attach.libvirt_hotplug import RELEASE_SECONDS, AwayError, RefusedError, SilentError
 from vsrtune.attach.overlays import OutOfReachError
-from vsrtune.attach.plan.clone_model import Clone, CloneFiles, CloneRun
+from vsrtune.attach.plan.clone_model import Clone, CloneFiles
 from vsrtune.attach.plan.model import Switch
 from vsrtune.attach.plan.steps import (
     Card,
@@ -295,9 +295,6 @@ class Switcher:
                     raise next(iter(failed.values()))
             case Define():
                 self._unless_vanished(lambda: undefine(self._host, back))
-            case CloneRun(on=True):
-                if this_boot:
-                    self._unless_vanished(lambda: self._clones.do(back))
             case Raise(on=True):
                 # The lower device may be gone together with the device.
                 for device in back.devices:

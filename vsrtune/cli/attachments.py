@@ -214,7 +214,7 @@ def show(switch: Switch) -> None:
         say("Nothing to do.")
     told = [str(step) for step in switch.steps]
     told += [
-        " and remove ".join((f"undefine {clone.guest}", *(f.path for f in clone.files)))
+        " and remove ".join((f"end and undefine {clone.guest}", *(f.path for f in clone.files)))
         for clone in switch.ended
     ]
     if switch.leaves:

@@ -12,7 +12,6 @@ from collections.abc import Collection, Mapping
 
 from vsrtune.attach.plan.clone_model import Clone, CloneDefinition, CloneFiles, CloneRun
 from vsrtune.attach.plan.model import AttachHostState, GuestNics
-from vsrtune.attach.plan.steps import Step
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.group import clone_xml
 from vsrtune.group.members import Layout, free_mac, macs
@@ -134,11 +133,9 @@ def of_group(name: str, host: AttachHostState) -> tuple[Clone, ...]:
     return tuple(clone for clone in host.clones if clone.group == name)
 
 
-def end(clones: Collection[Clone], host: AttachHostState) -> tuple[list[Step], list[str]]:
-    """The steps that end the clones, and notes for the operator. The part that cannot be taken
-    back (undefine the clones, remove their files) comes after the last step of all. Raises
-    VsrtuneError."""
-    steps: list[Step] = []
+def end(clones: Collection[Clone], host: AttachHostState) -> list[str]:
+    """Notes for the operator about the end of the clones. It cannot be taken back, so it comes
+    after the last step of all, and until then they run. Raises VsrtuneError if one cannot end."""
     notes: list[str] = []
     for clone in clones:
         guest = host.by_uuid.get(clone.uuid)
@@ -157,6 +154,4 @@ def end(clones: Collection[Clone], host: AttachHostState) -> tuple[list[Step], l
                     hint="--keep-clones leaves it alone; after a snapshot: virsh blockcommit "
                     f"{guest.name} ... --active --pivot",
                 )
-        if guest.live is not None:
-            steps.append(CloneRun(guest.name, guest.uuid, on=False))
-    return steps, notes
+    return notes

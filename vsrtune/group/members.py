@@ -10,7 +10,7 @@ from itertools import count
 from vsrtune.attach.plan.clone_model import Clone
 from vsrtune.attach.plan.model import AttachHostState, GuestNics, Move
 from vsrtune.attach.plan.planner import no_others, not_saved
-from vsrtune.attach.plan.steps import Card, MadeDevice, MsrRole, Origin, Stage, Step
+from vsrtune.attach.plan.steps import Card, MadeDevice, MsrRole, Origin, Plug, Stage, Step
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.group.parser import Group
 from vsrtune.model import domain_xml
@@ -183,6 +183,15 @@ def cards(moves: Iterable[Move], which: int) -> tuple[Card, ...]:
             queue = None if nic.device == move.device.name else move.queue
             found.append(Card(move.guest, move.uuid, nic.mac, xml, queue))
     return tuple(found)
+
+
+def one_by_one(moves: Collection[Move]) -> list[Step]:
+    """Take the guests off devices on which others stay, one after the other: the kernel puts the
+    last queue of a device into the place of a closed one, so two guests that go at once could leave
+    another order on each side."""
+    guests = dict.fromkeys(move.uuid for move in moves)
+    found = (cards([m for m in moves if m.uuid == uuid], 0) for uuid in guests)
+    return [Plug(of_guest, on=False) for of_guest in found if of_guest]
 
 
 def back(origin: Origin, guest: GuestNics) -> Move:

@@ -26,7 +26,7 @@ from vsrtune.attach.plan.steps import (
 )
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.group import clone_plan, msr, pvr
-from vsrtune.group.members import back, cards, free_again, of_group
+from vsrtune.group.members import back, cards, free_again, of_group, one_by_one
 from vsrtune.group.parser import Group
 from vsrtune.group.schema import MSR
 from vsrtune.model.guest import Attachment
@@ -79,7 +79,7 @@ def delete(name: str, host: AttachHostState, *, keep_clones: bool = False) -> Sw
     # Clones that somebody undefined may have left nothing but their files.
     origins = () if clones and name not in host.groups else of_group(name, host)
     ended = () if keep_clones else clones
-    ending, notes = clone_plan.end(ended, host)
+    notes = clone_plan.end(ended, host)
     vanished = {clone.uuid for clone in ended}
     known = [(origin, host.by_uuid.get(origin.uuid)) for origin in origins]
     moves = [back(o, guest) for o, guest in known if guest is not None and o.uuid not in vanished]
@@ -88,8 +88,7 @@ def delete(name: str, host: AttachHostState, *, keep_clones: bool = False) -> Sw
     devices = tuple(dict.fromkeys(origin.device for origin in reversed(origins)))
     _, shared = _by_place(devices[::-1], origins)
     steps = [
-        *_plug(moves, 0, on=False),
-        *ending,
+        *(one_by_one(moves) if ended else _plug(moves, 0, on=False)),
         *_raise(shared, on=False),
         *_plug(moves, 1),
         # Backwards, so that interfaces come to their places again if the steps are taken back.

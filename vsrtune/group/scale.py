@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from vsrtune.attach.plan.model import AttachHostState, GuestNics, Move, Switch
 from vsrtune.attach.plan.steps import Origin, Plug, Step
 from vsrtune.core.errors import VsrtuneError
-from vsrtune.group.members import cards, members_of, moved, of_group, on_device
+from vsrtune.group.members import cards, members_of, moved, of_group, on_device, one_by_one
 from vsrtune.model import domain_xml
 from vsrtune.model.guest import Attachment
 
@@ -72,12 +72,7 @@ def _change(origins: tuple[Origin, ...], host: AttachHostState, keep: list[str])
     steps: list[Step] = []
     if come:
         steps.append(Plug(cards(come, 1)))
-    # One guest after the other: the kernel puts the last queue of a device into the place of a
-    # closed one, so two guests that go at once could leave another order on each side.
-    steps += [
-        Plug(cards([m for m in go if m.uuid == uuid], 0), on=False)
-        for uuid in dict.fromkeys(m.uuid for m in go)
-    ]
+    steps += one_by_one(go)
     return Switch(
         Attachment.NAPI_MACVLAN, (*come, *go), tuple(steps), notes=tuple(dict.fromkeys(notes))
     )

@@ -44,8 +44,8 @@ DISK = f"""
     </disk>
     <serial type='pty'/>"""
 # Changes of a create: two devices, two flags, two overlays, two ups, two definitions, two
-# starts. Of a delete, until what cannot be taken back: two ends, two downs.
-CREATE, DELETE = 12, 4
+# starts. Of a delete, until what cannot be taken back: two downs.
+CREATE, DELETE = 12, 2
 
 
 @pytest.fixture(scope="module")

@@ -197,6 +197,33 @@ def test_a_file_that_comes_in_between_is_nobody_of_ours(host: FakeAttachHost, pa
     assert len(host.fakes) == 2
 
 
+def test_a_delete_that_fails_has_ended_no_clone(host: FakeAttachHost, path: Path) -> None:
+    """What a guest had in its memory would not come back."""
+    host.start(host.fakes["uuid-a"])
+    host.add("b", ("02:00:00:00:0b:00", "p0"), ("02:00:00:00:0b:01", "p1"), queues=1)
+    do(host, path, create("a", "b", "vr3", "vr4"))
+    before = host.picture()
+    host.log.clear()
+
+    def fail(_number: int) -> None:
+        if host.log[-1] == f"plug {A0}":
+            host.before = lambda n: None
+            raise RefusedError("no")
+
+    host.before = fail
+    with AttachLedger.open(path) as ledger:
+        switch = delete(seen(host, ledger))
+        with pytest.raises(SwitchError, match="everything is as it was before"):
+            Switcher(host, ledger, BOOT).carry_out(switch)
+    assert host.picture() == before
+    assert not [line for line in host.log if line.startswith(("stop", "start"))]
+    # The clones keep their queues, and so the order on both sides.
+    unplugs = [f"1. unplug a {A0}, a {A1}", f"2. unplug b {A0}, b {A1}"]
+    assert told(switch).splitlines()[:2] == unplugs
+    do(host, path, delete)
+    assert host.problems() == []
+
+
 def test_what_others_did_to_a_clone_meanwhile(host: FakeAttachHost, path: Path) -> None:
     do(host, path, create("vr1", "vr2", "vr3"))
     # Undefined by somebody: told, and what was made for it goes.
