@@ -31,6 +31,7 @@ from vsrtune.model.root_domains import left_beside, slices_of, within
 from vsrtune.model.targets import (
     HOST_REF,
     CpusetFile,
+    CpusetList,
     EmulatorPin,
     NapiThreaded,
     Partition,
@@ -232,20 +233,34 @@ def foreign_deadline(context: Context, guest: Guest, thread: Thread) -> bool:
 
 def staying(context: Context, guest: Guest, threads: Iterable[Thread]) -> list[Occupant]:
     """Occupants for threads that stay where they are. A thread that may run everywhere occupies
-    nothing."""
+    nothing, nor does one that only our list keeps from it (``others: keep-off``)."""
     links = inner_links(context.host, guest)
+    everywhere = context.host.everywhere
+    listed, taken = _listed(context, guest)
+    masks = ((t, t.affinity | taken if listed <= t.affinity else t.affinity) for t in threads)
     return [
         Occupant(
             guest.ref,
             t.role,
-            t.affinity & context.online,
+            mask & context.online,
             load=t.load,
             booked=bandwidth(t.sched),
             links=links,
         )
-        for t in threads
-        if t.role in DATA_PLANE and not context.host.everywhere <= t.affinity
+        for t, mask in masks
+        if t.role in DATA_PLANE and not everywhere <= mask
     ]
+
+
+def _listed(context: Context, guest: Guest) -> tuple[CpuSet, CpuSet]:
+    """The CPUs of our list for all threads of a guest, and those that it takes from them."""
+    path = "" if guest.main is None else guest.main.cgroup.rpartition("/")[0]
+    ours = context.lists.get(CpusetFile(guest.ref, path, "cpuset.cpus"))
+    above = context.host.cpuset(path.rpartition("/")[0])
+    if not isinstance(ours, CpusetList) or above is None:
+        return CpuSet(), CpuSet()
+    listed = CpuSet.parse(ours.text) & above.effective
+    return listed, above.effective - listed
 
 
 def requirements_of(context: Context, guest: Guest, policy: Policy) -> Requirements:

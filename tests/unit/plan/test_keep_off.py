@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from imitated_host import ImitatedHost
 from planning_samples import change, cpus, router, snapshot, with_cpusets
+from planning_samples import host as machine
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import Guest, Role
@@ -48,6 +49,19 @@ def test_they_leave_once_and_come_back_when_nobody_asks_any_more(exclusive: bool
     assert masks(host, "vm7") == {cpus("0-3")}
     host.undo()
     assert host.visible() == before
+
+
+@pytest.mark.parametrize("more", ["", "placement: auto\n", "cpus: {cores: whole}\n"])
+def test_planning_again_after_they_left_changes_nothing(more: str) -> None:
+    """A thread that our list alone keeps from CPUs is bound to none, so the emulator of vr1 has no
+    reason to go to the CPU of the interrupts."""
+    guests = (router(online="0-7"), router("vm7", 2000, vcpus=2, online="0-7"))
+    cores = {n: f"{n // 2 * 2}-{n // 2 * 2 + 1}" for n in range(8)} if "whole" in more else None
+    host = ImitatedHost(with_cpusets(snapshot(*guests, on=machine(8, siblings=cores))))
+    policies = (parse(f"guest: vr1\n{more}others: keep-off\n", "p"),)
+    assert host.apply(host.plan(policies)).failed == ()
+    assert "0" not in host.kernel.mask(1000)
+    assert host.plan(policies).actions == ()
 
 
 def test_they_follow_the_cpus_of_the_guest() -> None:
