@@ -205,10 +205,7 @@ def _housekeepers(
     pool = pin.allowed - pinned
     if not pool:
         return None
+    pool = pool - context.host.isolated or pool
     quiet = pool - roaming
-    if quiet:
-        pool = quiet - context.host.isolated or quiet
-        pool = pool - context.irq or pool
-    else:
-        pool = pool & context.irq or pool
+    pool = (quiet - context.irq or quiet) if quiet else (pool & context.irq or pool)
     return Chosen(pool, "housekeeping CPUs")

@@ -235,9 +235,11 @@ def staying(context: Context, guest: Guest, threads: Iterable[Thread]) -> list[O
     """Occupants for threads that stay where they are. A thread that may run everywhere occupies
     nothing, nor does one that only our list keeps from it (``others: keep-off``)."""
     links = inner_links(context.host, guest)
-    everywhere = context.host.everywhere
+    # libvirt gives a guest without pins no isolated CPU.
+    everywhere = context.host.housekeeping
     listed, taken = _listed(context, guest)
-    masks = ((t, t.affinity | taken if listed <= t.affinity else t.affinity) for t in threads)
+    ours = listed & everywhere
+    masks = ((t, t.affinity | taken if ours <= t.affinity else t.affinity) for t in threads)
     return [
         Occupant(
             guest.ref,

@@ -64,6 +64,33 @@ def test_planning_again_after_they_left_changes_nothing(more: str) -> None:
     assert host.plan(policies).actions == ()
 
 
+def _isolated(exclusive: bool) -> ImitatedHost:
+    """A host with isolated CPUs, which libvirt does not give to a guest without pins."""
+    guests = (
+        replace(g, threads=tuple(replace(t, affinity=cpus("0-5")) for t in g.threads))
+        for g in (router(online="0-7"), router("vm7", 2000, online="0-7"))
+    )
+    on = machine(8, isolated="6-7")
+    return ImitatedHost(with_cpusets(snapshot(*guests, on=on), exclusive=exclusive))
+
+
+def test_a_guest_without_pins_leaves_where_cpus_are_isolated() -> None:
+    host = _isolated(exclusive=True)
+    before = host.visible()
+    policies = (parse("guest: vr1\ncpus: {vcpu: 2, vhost: 6}\nothers: keep-off\n", "p"),)
+    assert host.apply(host.plan(policies)).failed == ()
+    assert masks(host, "vm7") == {cpus("0-1,3-5")}
+    assert host.kernel.mask(1000) == "1,3-5"
+    assert host.plan(policies).actions == ()
+    host.undo()
+    assert host.visible() == before
+
+
+def test_linux_6_1_would_forget_a_mask_without_isolated_cpus() -> None:
+    why = "left alone: somebody has given emulator CPUs 0-5"
+    assert told(_isolated(exclusive=False).plan((POLICY,)), "vm7") == {why}
+
+
 def test_they_follow_the_cpus_of_the_guest() -> None:
     host = ImitatedHost(scene())
     host.apply(host.plan((POLICY,)))

@@ -9,15 +9,18 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from planning_samples import cpus, host
+from planning_samples import cpus, host, router, snapshot
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.deadline import UNIT
 from vsrtune.model.guest import Role, ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.load import WINDOWS, merged
+from vsrtune.model.targets import EmulatorPin, pinned_cpus
 from vsrtune.plan.placement.costs import Board, Chosen, Occupant, Seat
 from vsrtune.plan.placement.greedy import FEE, MOVES, place
+from vsrtune.plan.planner import plan
+from vsrtune.policy.parser import parse
 
 NONE = CpuSet()
 BOUNDED = settings(
@@ -140,6 +143,15 @@ def test_beside_others(case: str) -> None:
 
 def test_isolated_first() -> None:
     assert where([seat(0)], on=host(4, isolated="3")) == [3]
+
+
+@pytest.mark.parametrize("others", [["0-4"], ["0-1", "2-4"]], ids=["unbound", "bound"])
+def test_emulators_avoid_isolated_cpus_beside_guests_without_a_policy(others: list[str]) -> None:
+    guests = [router(online="0-8")]
+    guests += [router(f"vm{n}", 2000 + 100 * n, online=mask) for n, mask in enumerate(others)]
+    made = plan(snapshot(*guests, on=host(9, isolated="5-8")), [parse("guest: vr1\n", "p")])
+    (pin,) = (a.after for a in made.actions if isinstance(a.target, EmulatorPin))
+    assert pinned_cpus(pin) == cpus("1-4" if len(others) == 1 else "0")
 
 
 def test_empty_cores_before_busy_siblings() -> None:

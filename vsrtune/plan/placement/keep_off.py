@@ -15,6 +15,7 @@ from collections.abc import Mapping, Sequence
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.cpuset_tree import CpusetGroup
 from vsrtune.model.guest import Guest, ThreadKey
+from vsrtune.model.host import Host
 from vsrtune.model.plan import Action
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.targets import CpusetFile, CpusetList
@@ -70,7 +71,7 @@ def _keep_off(context: Context, guest: Guest, cpus: CpuSet, why: str, draft: Dra
     rest = (context.online if above is None else above.effective) - cpus
     left = _without_choice(guest, rest)
     if not left and target not in context.applied:
-        left = _chosen_by_others(guest, group, cpus, context.online)
+        left = _chosen_by_others(context.host, guest, group, cpus)
     if left:
         draft.skip(guest.ref, _SUBJECT, left)
         return
@@ -89,14 +90,17 @@ def _without_choice(guest: Guest, rest: CpuSet) -> str:
     return ""
 
 
-def _chosen_by_others(guest: Guest, group: CpusetGroup, cpus: CpuSet, online: CpuSet) -> str:
+def _chosen_by_others(host: Host, guest: Guest, group: CpusetGroup, cpus: CpuSet) -> str:
     """Why a guest that is not kept off ``cpus`` yet is left alone; "" when it is not."""
     if all(t.affinity.isdisjoint(cpus) for t in guest.threads):
         return f"already off CPUs {cpus}"
     # An undo leaves a list of all CPUs, because none can be taken away under threads.
-    if group.cpus and not online <= CpuSet.parse(group.cpus):
+    if group.cpus and not host.online <= CpuSet.parse(group.cpus):
         return f"left alone: somebody has given it CPUs {group.cpus}"
+    # libvirt gives a guest without pins a mask without them, which Linux 6.1 would forget as well.
+    without = host.isolated if host.release >= (6, 2) else CpuSet()
     for thread in guest.threads:
-        if thread.affinity != thread.cpuset_effective:
+        allowed = thread.cpuset_effective or CpuSet()
+        if thread.affinity not in (allowed, allowed - without):
             return f"left alone: somebody has given {label(thread)} CPUs {thread.affinity}"
     return ""
