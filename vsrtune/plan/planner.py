@@ -8,8 +8,8 @@ pipeline again without these guests.
 
 Invariants (safety/invariants.py checks them on every plan, before it is returned):
 
-- No vcpu, vhost or NAPI thread is put on an interrupt CPU of any managed guest, nor of a
-  refused one whose policy would have moved its interrupts away.
+- No vcpu, vhost or NAPI thread is put on an interrupt CPU of any guest with a policy, be it one
+  that is refused, stepped down or not confirmed.
 - At least one housekeeping CPU is left: everything that nobody binds may run there, so it is
   neither isolated nor in a partition, and no such thread is pinned to it.
 - Widen before narrow: a vhost worker leaves the emulator's cgroup before the emulator is
@@ -140,8 +140,8 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Matched:
-    """Guests with their policies. ``out`` are the guests of ``Inputs.unable``. ``drifts``: what
-    somebody has changed, and what the plan does about it."""
+    """Guests with their policies. ``out`` are the guests with policies for which nothing is
+    planned. ``drifts``: what somebody has changed, and what the plan does about it."""
 
     inputs: Inputs
     pairs: Pairs
@@ -290,10 +290,13 @@ def _match(inputs: Inputs) -> Matched:
         target: replace(drift, left="") if target.guest in inputs.reassert else drift
         for target, drift in drifts(snapshot, pairs, inputs.applied, inputs.memory).items()
     }
-    out = tuple(guest for guest, _ in pairs if guest.ref in unable)
     report = Report(tuple(assigned.refusals), tuple(assigned.notes), tuple(assigned.skipped))
-    report = report.plus([*quarrels, *(r for guest in out for r in unable[guest.ref])])
+    report = report.plus([*quarrels, *(r for g, _ in pairs for r in unable.get(g.ref, ()))])
     kept = tuple((g, p) for g, p in pairs if g.ref not in unable)
+    planned = {g.ref for g, _ in kept}
+    out = tuple(
+        g for g in snapshot.guests if g.ref not in planned and policies_of(g, inputs.policies)
+    )
     return Matched(inputs, kept, out, changed, report)
 
 
@@ -307,6 +310,7 @@ def _locate(matched: Matched) -> Located:
     heeded: dict[str, tuple[CpuSet, frozenset[str]]] = {}
     notes: list[str] = []
     refusals: list[Refusal] = []
+    refused = {r.guest for r in matched.report.refusals}
     for guest in matched.out:
         # Its interrupt CPUs count as they are, unless they would leave no CPU.
         choice = interrupt_cpus(host, guest)
@@ -314,14 +318,15 @@ def _locate(matched: Matched) -> Located:
         if not host.online <= together:
             irq = together
             heeded[guest.ref] = (CpuSet(), frozenset())
-            notes += [f"{note}; it is refused, so they stay there" for note in choice.notes]
+            why = "is refused" if guest.ref in refused else "is not planned for"
+            notes += [f"{note}; it {why}, so they stay there" for note in choice.notes]
     kept: list[tuple[Guest, Policy]] = []
     for guest, policy in matched.pairs:
         needs = policy.pins or policy.realtime or policy.emulator or policy.iothread
-        why = interrupts.not_below(host, guest, policy)
+        wrong = interrupts.not_below(host, guest, policy)
         lists = irq_lists(policy)
         for keys, cpus in lists:
-            why += not_online(host, guest, policy, keys, cpus)
+            wrong += not_online(host, guest, policy, keys, cpus)
         choice = interrupt_cpus(host, guest, policy)
         notes += choice.notes
         together = (irq | choice.cpus) & host.online
@@ -336,14 +341,17 @@ def _locate(matched: Matched) -> Located:
                 "move the interrupts to fewer CPUs (cpus: {irq: 0}, irq: {set: true}), or name "
                 "cpus.irq by hand"
             )
-            why.append(refusal(guest, policy, IRQ_KEYS, reason, hint))
-        refusals += why
-        if not why:
+            wrong.append(refusal(guest, policy, IRQ_KEYS, reason, hint))
+        refusals += wrong
+        if wrong:
+            choice, lists = interrupt_cpus(host, guest), []
+            together = (irq | choice.cpus) & host.online
+            full = host.online <= together
+        else:
             kept.append((guest, policy))
-            if not full:
-                irq = together
-                named = CpuSet.union(cpus for _, cpus in lists)
-                heeded[guest.ref] = (named, choice.listed)
+        if not full:
+            irq = together
+            heeded[guest.ref] = (CpuSet.union(cpus for _, cpus in lists), choice.listed)
     return Located(matched, tuple(kept), irq, heeded, matched.report.plus(refusals, notes))
 
 

@@ -3,17 +3,21 @@ interrupts."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import recorded_hosts
-from planning_samples import cpus, host, macvtap, router
+from planning_samples import cpus, host, macvtap, router, snapshot
 from planning_samples import nic as device
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import Irq, ThreadKey
+from vsrtune.model.guest import Guest, Irq, ThreadKey
 from vsrtune.model.host import Nic, NicQueue, NicThread
+from vsrtune.model.stepdown import Step, StepLevel, Steps
+from vsrtune.model.targets import ThreadAffinity, VcpuPin, pinned_cpus
 from vsrtune.observe.recording import replay
+from vsrtune.plan.full_plan import full_plan
 from vsrtune.plan.interrupt_cpus import device_cpus, interrupt_cpus, irqs_of, queue_irqs
 from vsrtune.policy.parser import parse
 
@@ -138,3 +142,30 @@ def test_a_device_that_was_not_observed() -> None:
     rule = "the device was not observed, the first online CPU is taken"
     assert device_cpus(host(offline="0"), None) == (cpus("1"), rule)
     assert device_cpus(host(offline="0-3"), None) == (CpuSet(), rule)
+
+
+NOT_PLANNED_FOR: dict[str, tuple[Guest, list[str], Steps]] = {
+    "two policies name it": (router("vr2", 2000), ["", ""], {}),
+    "quarrel": (router("vr2", 2000), ["irq: {set: true}\ncpus: {irq: {p0: 1, p1: 3}}"], {}),
+    "wrong list": (router("vr2", 2000), ["cpus: {irq: 9}"], {}),
+    "undone": (router("vr2", 2000), [""], {"vr2": Step(StepLevel.UNDONE, "x")}),
+    "busy": (replace(router("vr2", 2000), busy=True), [""], {}),
+    "unconfirmed": (replace(router("vr2", 2000), unconfirmed=True), [""], {}),
+}
+
+
+@pytest.mark.parametrize("case", NOT_PLANNED_FOR)
+def test_the_interrupts_of_a_guest_that_is_not_planned_for_count_as_they_are(case: str) -> None:
+    guest, texts, steps = NOT_PLANNED_FOR[case]
+    policies = [parse("guest: vr1\nirq: {set: true}\ncpus: {irq: {p0: 0}}\n", "p")]
+    policies += [parse(f"guest: vr2\n{text}\n", f"q{n}") for n, text in enumerate(texts)]
+    seen = snapshot(
+        router(interfaces=[macvtap(10), macvtap(12)]), guest, on=host(4, {"p0": "0", "p1": "3"})
+    )
+    made = full_plan(seen, policies, (), steps=steps)
+    pinned = [
+        pinned_cpus(a.after)
+        for a in made.actions
+        if isinstance(a.target, ThreadAffinity | VcpuPin) and a.target.guest == "vr1"
+    ]
+    assert {str(found) for found in pinned} == {"1", "2"}
