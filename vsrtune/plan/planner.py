@@ -428,7 +428,9 @@ def _order(placed: Seated) -> Ordered:
     kernel_threads.build_timeslice(context, per_guest, draft)
     kernel_threads.build_limit(context, per_guest, draft)
     partitions.build(context, snapshot, placed.domains, draft)
-    keep_off.build(context, snapshot, inputs.policies, per_guest, placed.chosen, draft)
+    keep_off.build(
+        context, snapshot, inputs.policies, per_guest, placed.chosen, inputs.steps, draft
+    )
     made = Plan(
         draft.actions(),
         tuple(draft.skipped),

@@ -13,6 +13,7 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import Guest, Role
 from vsrtune.model.plan import Plan
 from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.stepdown import Step, StepLevel
 from vsrtune.model.targets import CpusetFile, CpusetList
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.policy.model import Policy
@@ -109,6 +110,15 @@ def test_the_lists_stay_while_the_guest_that_asks_is_refused() -> None:
     plan = host.plan((replace(POLICY, vcpu=cpus("9")),))
     assert [r.guest for r in plan.refusals] == ["vr1"]
     assert plan.actions == ()
+
+
+def test_they_come_back_when_the_guest_that_asks_is_stepped_down_to_nothing() -> None:
+    host = ImitatedHost(scene())
+    before = host.visible()
+    host.apply(host.plan((POLICY,)))
+    steps = {"vr1": Step(StepLevel.UNDONE, "x")}
+    host.apply(full_plan(host.observed(), (POLICY,), host.entries(), steps=steps))
+    assert (host.visible(), host.entries()) == (before, ())
 
 
 def _bound(role: Role, cpu: str, text: str | None) -> Guest:

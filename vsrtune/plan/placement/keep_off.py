@@ -18,6 +18,7 @@ from vsrtune.model.guest import Guest, ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.plan import Action
 from vsrtune.model.snapshot import Snapshot
+from vsrtune.model.stepdown import StepLevel, Steps
 from vsrtune.model.targets import CpusetFile, CpusetList
 from vsrtune.plan.deadline.partitions import CPUS
 from vsrtune.plan.phases import Draft, Phase
@@ -35,16 +36,19 @@ def build(
     policies: Sequence[Policy],
     per_guest: Sequence[Requirements],
     chosen: Mapping[ThreadKey, Chosen],
+    steps: Steps,
     draft: Draft,
 ) -> None:
     """Add the lists of the other guests to ``draft``. While a guest that asks for this is not
-    planned for, and so keeps its CPUs, the lists stay as they are."""
+    planned for, and so keeps its CPUs, the lists stay as they are. One that is stepped down to
+    nothing keeps none."""
     if not any(policy.keep_off for policy in policies):
         return
     named = {g.ref: found for g in snapshot.guests if (found := policies_of(g, policies))}
     others = [g for g in snapshot.guests if g.ref not in named and g.source == "libvirt"]
-    planned = {w.guest.ref for w in per_guest}
-    if any(p.keep_off for ref, found in named.items() if ref not in planned for p in found):
+    done = {w.guest.ref for w in per_guest}
+    done |= {ref for ref, step in steps.items() if step.level is StepLevel.UNDONE}
+    if any(p.keep_off for ref, found in named.items() if ref not in done for p in found):
         places = {g.ref: g.main.cgroup.rpartition("/")[0] for g in others if g.main is not None}
         ours = {CpusetFile(ref, path, CPUS) for ref, path in places.items()}
         draft.desired |= ours & context.applied.keys()
