@@ -3,8 +3,9 @@
 
 A whole plan remembers the inputs of each guest. A guest with the same inputs again (the same
 lists of CPUs, the same threads where CPUs are selected for it, the same devices) changes nothing
-for the others and gets what it had: interrupt, housekeeping and selected CPUs stay. After any
-other change all guests are planned again.
+for the others and gets what it had: interrupt, housekeeping and selected CPUs stay. So does a
+guest without a policy whose threads are bound to the same CPUs. After any other change all guests
+are planned again.
 
 Guests that are gone leave room, which others get with the next whole plan. Their settings are
 not wrong meanwhile.
@@ -16,7 +17,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import ThreadKey
+from vsrtune.model.guest import Guest, ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.journal_records import Entry, applied
 from vsrtune.model.plan import Heeded, Plan
@@ -31,7 +32,7 @@ from vsrtune.plan.drift import Memory, drifts, enforcing
 from vsrtune.plan.interrupt_cpus import interrupt_cpus
 from vsrtune.plan.phases import Draft
 from vsrtune.plan.placement.costs import Chosen
-from vsrtune.plan.requirements import Context, Requirements, requirements_of
+from vsrtune.plan.requirements import Context, Requirements, requirements_of, staying
 from vsrtune.plan.safety import invariants
 from vsrtune.plan.safety.starvation import unguarded, unwatched
 from vsrtune.policy.matching import assign
@@ -41,8 +42,8 @@ from vsrtune.policy.model import Policy, host_keys
 @dataclass(frozen=True, slots=True)
 class Whole:
     """A plan for all guests that refused none and needed no root domain. ``shapes`` are the
-    inputs of each guest, ``devices`` the guest of each ifindex, ``by_hand`` the interrupt CPUs
-    that policies name."""
+    inputs of each guest, ``beside`` what the others occupy, ``devices`` the guest of each ifindex,
+    ``by_hand`` the interrupt CPUs that policies name."""
 
     host: Host
     policies: tuple[Policy, ...]
@@ -51,11 +52,13 @@ class Whole:
     by_hand: CpuSet
     chosen: Mapping[ThreadKey, Chosen]
     shapes: Mapping[str, Hashable]
+    beside: Mapping[str, Hashable]
     devices: Mapping[int, str]
 
 
 def remember(
     context: Context,
+    guests: Sequence[Guest],
     policies: Sequence[Policy],
     per_guest: Sequence[Requirements],
     chosen: Mapping[ThreadKey, Chosen],
@@ -75,8 +78,9 @@ def remember(
         if any(owner != ref for owner in owners):
             return None
     by_hand = CpuSet.union(cpus for cpus, _ in heeded.values())
+    beside = {g.ref: _occupied(context, g) for g in guests if g.ref not in shapes}
     return Whole(
-        context.host, tuple(policies), context.irq, heeded, by_hand, chosen, shapes, devices
+        context.host, tuple(policies), context.irq, heeded, by_hand, chosen, shapes, beside, devices
     )
 
 
@@ -103,6 +107,10 @@ def plan_alone(
     if brought(entries):
         return None
     context = Context(host, whole.irq, written, drifts(snapshot, assigned.pairs, written, memory))
+    managed = whole.shapes.keys() | {g.ref for g, _ in assigned.pairs}
+    others = (g for g in guests if g.ref not in managed)
+    if any(_occupied(context, g) != whole.beside.get(g.ref, ()) for g in others):
+        return None
     per_guest = [requirements_of(context, guest, policy) for guest, policy in assigned.pairs]
     chosen: dict[ThreadKey, Chosen] = {}
     for requirements in per_guest:
@@ -144,6 +152,12 @@ def _as_before(whole: Whole, host: Host, requirements: Requirements) -> bool:
     if requirements.refusals or whole.shapes.get(ref) != _shape(host, requirements):
         return False
     return all(whole.devices.get(i.ifindex, ref) == ref for i in requirements.guest.interfaces)
+
+
+def _occupied(context: Context, guest: Guest) -> Hashable:
+    """Everything of a guest that is not planned for on which the plans of others depend. Its loads
+    count in the next whole plan."""
+    return tuple(replace(o, load=()) for o in staying(context, guest, guest.threads))
 
 
 def _shape(host: Host, requirements: Requirements) -> Hashable:

@@ -485,6 +485,7 @@ def _judge(ordered: Ordered) -> Judged:
     if not made.refusals:
         whole = remember(
             placed.required.context,
+            inputs.snapshot.guests,
             inputs.policies,
             per_guest,
             placed.chosen,

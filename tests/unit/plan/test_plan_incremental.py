@@ -169,6 +169,21 @@ def test_a_guest_that_comes_under_auto_is_planned_with_all() -> None:
     assert incremental.plan_alone(whole, alone, wanted, (), NO_MEMORY) is None
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "alone"),
+    [("0-3", "0-3", True), ("0-3", "1", False), ("1", "1", True), ("1", "2", False)],
+)
+def test_a_guest_without_a_policy_that_is_bound_elsewhere_is_planned_with_all(
+    before: str, now: str, alone: bool
+) -> None:
+    wanted = (parse("guest: vr1\n", "p"),)
+    seen = snapshot(router(), router("db", 2000, online=before))
+    whole = plan_with_releases(seen, wanted, ()).whole
+    assert whole is not None
+    seen = replace(seen, guests=(router("db", 3000, online=now),))
+    assert (incremental.plan_alone(whole, seen, wanted, (), NO_MEMORY) is not None) is alone
+
+
 def test_a_guest_that_two_policies_name_is_planned_with_all() -> None:
     texts = ('guest: "vr*"', 'guest: "*9"')
     wanted = tuple(
