@@ -8,6 +8,7 @@ plans keep these CPUs free of vcpu and vhost threads.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from string import digits
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import Guest, Interface, Irq
@@ -23,8 +24,11 @@ MANAGED_HINT = (
 
 
 # Drivers use these names for the vector of links, commands and errors, which fires now and then
-# and carries no frame. Others use the device's bare name.
-_CONTROL_SUFFIXES = ("-config", "misc", "-other", "-ctrl", "-async", "-mgmnt", "adminq", "-lsc")
+# and carries no frame. Some add the vector's number (mlx5) and @pci: with its address (mlx5, ENA).
+# Others use the device's bare name.
+_CONTROL_SUFFIXES = (
+    "-config", "misc", "-other", "-ctrl", "-async", "_async", "-mgmnt", "adminq", "-lsc",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +119,8 @@ def queue_irqs(nic: Nic) -> tuple[Irq, ...]:
     queues = tuple(
         irq
         for irq in nic.irqs
-        if irq.name != nic.name and not irq.name.lower().endswith(_CONTROL_SUFFIXES)
+        if irq.name != nic.name
+        and not irq.name.lower().partition("@")[0].rstrip(digits).endswith(_CONTROL_SUFFIXES)
     )
     return queues or nic.irqs
 

@@ -50,6 +50,9 @@ def test_an_interrupt_for_link_changes_takes_no_cpu_from_the_guests() -> None:
          ("virtio2-input.0", "virtio2-output.0")),
         (("i40e-0000:3b:00.0:misc", "i40e-eth4-TxRx-0"), ("i40e-eth4-TxRx-0",)),
         (("virtio2-config",), ("virtio2-config",)),
+        (("ena-mgmnt@pci:0000:00:05.0", "eth4-Tx-Rx-0"), ("eth4-Tx-Rx-0",)),
+        (("mlx5_async0@pci:0000:01:00.0", "mlx5_comp0@pci:0000:01:00.0"),
+         ("mlx5_comp0@pci:0000:01:00.0",)),
     ],
 )  # fmt: skip
 def test_control_interrupts_are_known_by_name(
