@@ -11,7 +11,6 @@ from planning_samples import (
     FIFO_10,
     budget,
     change,
-    change_one,
     cpus,
     host,
     journalled,
@@ -50,7 +49,7 @@ from vsrtune.plan.interrupt_cpus import interrupt_cpus
 from vsrtune.plan.phases import Draft, Phase
 from vsrtune.plan.planner import plan
 from vsrtune.plan.requirements import Context
-from vsrtune.plan.safety.invariants import PlanError, check, fifo_vcpus_apart, interrupts
+from vsrtune.plan.safety.invariants import PlanError, check, interrupts
 from vsrtune.plan.safety.projection import project_actions
 from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
@@ -415,21 +414,12 @@ def test_interrupts_count_where_the_plan_itself_moves_them() -> None:
         check(on, onto, {})
 
 
-def test_two_vcpus_of_a_guest_on_one_cpu_under_fifo() -> None:
-    one = {"affinity": cpus("1"), "sched": FIFO_10}
-    guest = change(router(vcpus=2), Role.VCPU, **one)
-    with pytest.raises(PlanError, match="vr1: vcpus 0 and 1 would share CPU 1 under fifo"):
-        fifo_vcpus_apart([guest])
-    rr = Sched(SchedClass.RR, 10, reset_on_fork=True)
-    for spared in (
-        change(guest, Role.VCPU, sched=rr),
-        change(guest, Role.VCPU, affinity=cpus("1-2")),
-        change_one(guest, 1002, affinity=cpus("2")),
-        change_one(guest, 1002, sched=Sched()),
-    ):
-        fifo_vcpus_apart([spared])
-    other = replace(change(router("vr2", 2000), Role.VCPU, **one), name="vr2")
-    fifo_vcpus_apart([change_one(guest, 1002, affinity=cpus("2")), other])
+def test_a_vcpu_that_keeps_another_thread_of_a_router_from_running() -> None:
+    """Unless the policy accepts that."""
+    actions = _change(VcpuPin, after=Pin(cpus("2"), "2"))(GOOD.actions)
+    with pytest.raises(PlanError, match=r"vcpu 0 of vr1 would keep vhost .* of vr1 from CPU 2"):
+        verdict(actions)
+    check(SNAPSHOT, replace(GOOD, actions=actions, accepted=frozenset(["vr1"])), {})
 
 
 # -- what a reload gives back

@@ -44,7 +44,9 @@ from vsrtune.model.targets import (
 )
 from vsrtune.plan.interrupt_cpus import confined, queue_irqs
 from vsrtune.plan.phases import on_lower_device
+from vsrtune.plan.requirements import label
 from vsrtune.plan.safety.projection import Projection, scope_limit
+from vsrtune.plan.safety.standstill import standstills
 
 
 class PlanError(VsrtuneError):
@@ -96,7 +98,9 @@ def check(
         state.apply(action)
     _realtime_off_interrupts(state, plan, irq)
     scheduled = {a.target.guest for a in plan.actions if isinstance(a.target, ThreadSched)}
-    fifo_vcpus_apart(g for g in state.guests if g.ref in scheduled - plan.accepted)
+    for case in standstills(state.snapshot(), scheduled - plan.accepted):
+        what = f"{label(case.vcpu)} of {case.vcpu_guest} would keep {label(case.starved)} of "
+        raise _broken(None, f"{what}{case.starved_guest} from CPU {case.cpus}", case.guest)
 
 
 class _Dirs:
@@ -147,27 +151,6 @@ def _served(host: Host, chain: Sequence[str]) -> dict[str, set[int]]:
     if lowest is not None and not any(cpus.values()):
         cpus[lowest.name] = set(lowest.rx_cpus or ())
     return cpus
-
-
-def fifo_vcpus_apart(guests: Iterable[Guest]) -> None:
-    """Raise PlanError when two vcpus of a guest share a single CPU, both under fifo.
-
-    A vcpu that spins for the other never yields to it, so the guest stands still. ``guests`` are
-    as the plan leaves them.
-    """
-    for guest in guests:
-        held: dict[CpuSet, Thread] = {}
-        for thread in guest.by_role(Role.VCPU):
-            if thread.sched.cls is not SchedClass.FIFO or len(thread.affinity) != 1:
-                continue
-            other = held.setdefault(thread.affinity, thread)
-            if other is not thread:
-                raise _broken(
-                    None,
-                    f"{guest.ref}: vcpus {other.index} and {thread.index} would share CPU "
-                    f"{thread.affinity} under fifo",
-                    guest.ref,
-                )
 
 
 def _pinned(snapshot: Snapshot, plan: Plan) -> dict[Target, CpuSet]:
