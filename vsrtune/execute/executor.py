@@ -544,15 +544,14 @@ def _disown(entry: Entry, ops: LiveSysOps, journal: Journal, tally: _Tally) -> N
 
 
 def _leave(entry: Entry, now: Value, ops: LiveSysOps, journal: Journal, tally: _Tally) -> None:
-    written, original = entry.written, entry.original
-    written_list = written.cpuset if isinstance(written, Pin) else None
-    if isinstance(now, Pin) and now.cpuset == written_list is not None:
-        # Somebody has moved the thread alone: the list is still ours, and binds others too.
-        if isinstance(original, Pin) and not displaced(now):
-            bound = CpuSet.parse(original.cpuset or "")
-            original = replace(original, cpus=(now.cpus & bound or bound) if bound else now.cpus)
-        back = replace(undo_action(entry), before=now, after=original)
-        _change(back, ops, journal, entry.original, back=True)
+    original = entry.original
+    match now, entry.written:
+        case (Pin() as moved, Pin() as ours) if moved.cpuset == ours.cpuset is not None:
+            # Somebody has moved the thread alone: the list is still ours, and binds others too.
+            if isinstance(original, Pin) and not displaced(now):
+                original = moved_masks.left(original, ours, moved)
+            back = replace(undo_action(entry), before=now, after=original)
+            _change(back, ops, journal, entry.original, back=True)
     tally.left.append(Left(entry.target, now, entry.written, entry.original))
     journal.drop(entry.target, "changed by somebody else")
 

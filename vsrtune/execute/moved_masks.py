@@ -31,6 +31,7 @@ from vsrtune.model.targets import (
     EmulatorPin,
     Noted,
     Noting,
+    Pin,
     Target,
     ThreadAffinity,
     ThreadCgroup,
@@ -98,6 +99,20 @@ def renewed(target: Target, value: Value, ops: LiveSysOps) -> Value:
     if isinstance(target, Noting) and isinstance(value, Noted):
         return ops.renewed(target, value)
     return value
+
+
+def left(original: Pin, written: Pin, now: Pin) -> Pin:
+    """The pin ``original`` of a thread that somebody has moved: it stays where it is ``now`` as far
+    as the list allows, and threads beside it that have what was ``written`` get what they had."""
+    bound = CpuSet.parse(original.cpuset or "")
+    known = {other.thread for other in original.others}
+    beside = (
+        replace(other, cpus=original.cpus)
+        for other in now.others
+        if other.cpus == written.cpus and other.thread not in known
+    )
+    cpus = (now.cpus & bound or bound) if bound else now.cpus
+    return replace(original, cpus=cpus, others=(*original.others, *beside))
 
 
 def noted(value: Value, before: Value) -> Value:

@@ -870,6 +870,19 @@ def test_without_a_cpuset_controller_pins_are_affinities(
     assert host.visible() == before
 
 
+def test_threads_beside_one_that_somebody_moved_get_back_what_they_had(
+    host: FakeKernel, journal: Journal
+) -> None:
+    target = emulator(host)
+    before, beside = host.ops().read(target), host.mask(1001)
+    plan = Plan((Action(target, before, Pin(CpuSet([0, 1]), "0-1"), "policy"),))
+    assert apply(plan, host.ops(), journal).failed == ()
+    assert host.mask(1001) == "0-1"
+    host.set_affinity(1000, CpuSet([1]))
+    assert undo(host.ops(), journal).failed == ()
+    assert (host.mask(1000), host.mask(1001)) == ("1", beside)
+
+
 def test_without_a_list_a_thread_that_somebody_moved_is_left_there(
     host: FakeKernel, journal: Journal
 ) -> None:
