@@ -26,6 +26,7 @@ from vsrtune.model.targets import (
     CgroupDir,
     CgroupTarget,
     CpusetFile,
+    CpusetList,
     DeviceNumber,
     EmulatorPin,
     IrqAffinity,
@@ -183,10 +184,15 @@ def _after(
 
 
 def _masks_forgotten(snapshot: Snapshot, projected: Snapshot, back: Collection[Action]) -> Snapshot:
-    """``projected``, in which threads of a slice that was a root domain have all CPUs of their
-    cpuset, unless they had fewer or get a mask. Kernels before 6.2 forget masks there; the executor
-    gives them back (Cgroups.write_list)."""
-    slices = slices_of(snapshot.host, [a.target for a in back])
+    """``projected``, in which threads that a list of ours bound, or that were in a slice that was a
+    root domain, have all CPUs of their cpuset, unless they had fewer or get a mask. Kernels before
+    6.2 forget masks there; the executor gives them back (Cgroups.write_list)."""
+    slices = {*slices_of(snapshot.host, [a.target for a in back])}
+    slices |= {
+        a.target.path
+        for a in back
+        if isinstance(a.target, CpusetFile) and a.target.file == CPUS and a.after == CpusetList("")
+    }
     if not slices:
         return projected
     had = {t.key: t.cpuset_effective for g in snapshot.guests for t in g.threads}

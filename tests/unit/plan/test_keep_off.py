@@ -52,6 +52,16 @@ def test_they_leave_once_and_come_back_when_nobody_asks_any_more(exclusive: bool
     assert host.visible() == before
 
 
+@pytest.mark.parametrize("exclusive", [True, False], ids=["6.12", "6.1"])
+def test_one_that_a_policy_names_by_now_is_tuned_at_once(exclusive: bool) -> None:
+    """Its threads have all CPUs again as soon as our list is gone."""
+    host = ImitatedHost(scene(exclusive=exclusive))
+    host.apply(host.plan((POLICY,)))
+    named = (POLICY, parse("guest: vm7\nprofile: none\ncpus: {vhost: 1}\n", "p"))
+    assert host.apply(host.plan(named)).failed == ()
+    assert host.plan(named).actions == ()
+
+
 @pytest.mark.parametrize("more", ["", "placement: auto\n", "cpus: {cores: whole}\n"])
 def test_planning_again_after_they_left_changes_nothing(more: str) -> None:
     """A thread that our list alone keeps from CPUs is bound to none, so the emulator of vr1 has no
