@@ -101,12 +101,12 @@ def _interrupted(ledger: Path) -> Batch | None:
     return Batch(tuple(guests), to, _TAKEN_BACK)
 
 
-def lines(found: Sequence[Batch]) -> list[str]:
-    """What is not as it is to be, a line for each batch."""
+def wrong(found: Sequence[Batch]) -> list[tuple[str, str]]:
+    """What is not as it is to be, of whom and what, for each batch."""
     return [
-        f"{', '.join(b.guests) or 'devices'}: {_TAKEN_BACK}"
+        (", ".join(b.guests) or "devices", _TAKEN_BACK)
         if b.reason == _TAKEN_BACK
-        else f"{', '.join(b.guests)}: not on {b.to}"
+        else (", ".join(b.guests), f"not on {b.to}")
         for b in found
     ]
 

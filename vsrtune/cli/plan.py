@@ -125,7 +125,7 @@ def verify(
     shown, made = _only(snapshot, made, guests)
     found = attachments.asked(policies, root, shown, places, guests)
     lines = tables.drift_lines(made.actions, made.skipped)
-    lines += attachments.lines(found)
+    lines += [f"{who}: {what}" for who, what in attachments.wrong(found)]
     refused = [f"{r.guest}: refused ({r.policy}): {r.reason}" for r in made.refusals]
     assignment = assign(shown.guests, policies)
     idle = [] if guests else [no_guest(policy) for policy in assignment.unmatched]

@@ -207,8 +207,7 @@ def _elsewhere(
         found = attachments.asked(policies, root, shown, places, names)
     except VsrtuneError as error:
         return [{"where": "attachments", "what": printable(str(error))}]
-    told = (printable(line).rpartition(": ") for line in attachments.lines(found))
-    return [{"where": where, "what": what} for where, _, what in told]
+    return [{"where": printable(who), "what": what} for who, what in attachments.wrong(found)]
 
 
 def _journal_says(journal: Path) -> tuple[str, str]:

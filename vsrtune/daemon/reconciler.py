@@ -387,8 +387,7 @@ class Reconciler:
             done, unsettled = self._apply(plan, observed)
         except JournalError:
             # Some of the plan may be on the host, and the guard watches what is there.
-            now, names = self._observer.observe(), observed.names
-            observed = SnapshotSlice(now) if names is None else SnapshotSlice.of(now, names)
+            observed = SnapshotSlice.of(self._observer.observe(), observed.names)
             self._publish(observed, plan, Counter(a.target.guest for a in plan.actions))
             raise
         for guest, count in waiting(plan).items():

@@ -58,8 +58,10 @@ class SnapshotSlice:
     places: tuple[int, ...] = ()
 
     @classmethod
-    def of(cls, snapshot: Snapshot, names: frozenset[str]) -> SnapshotSlice:
-        """The slice of the guests with these names."""
+    def of(cls, snapshot: Snapshot, names: frozenset[str] | None) -> SnapshotSlice:
+        """The slice of the guests with these names; None means all."""
+        if names is None:
+            return cls(snapshot)
         places = (place for place, guest in enumerate(snapshot.guests) if guest.ref in names)
         return cls(snapshot, names, tuple(places))
 

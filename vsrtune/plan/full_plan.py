@@ -187,20 +187,20 @@ def _masks_forgotten(snapshot: Snapshot, projected: Snapshot, back: Collection[A
     """``projected``, in which threads that a list of ours bound, or that were in a slice that was a
     root domain, have all CPUs of their cpuset, unless they had fewer or get a mask. Kernels before
     6.2 forget masks there; the executor gives them back (Cgroups.write_list)."""
-    slices = {*slices_of(snapshot.host, [a.target for a in back])}
-    slices |= {
+    paths = {*slices_of(snapshot.host, [a.target for a in back])}
+    paths |= {
         a.target.path
         for a in back
         if isinstance(a.target, CpusetFile) and a.target.file == CPUS and a.after == CpusetList("")
     }
-    if not slices:
+    if not paths:
         return projected
     had = {t.key: t.cpuset_effective for g in snapshot.guests for t in g.threads}
     given = {a.target.thread for a in back if isinstance(a.target, _PINS)}
 
     def forgotten(thread: Thread) -> Thread:
         wide = thread.cpuset_effective
-        below = any(within(thread.cgroup, path) for path in slices)
+        below = any(within(thread.cgroup, path) for path in paths)
         own = thread.affinity != had[thread.key]
         if wide is None or not below or own or thread.key in given:
             return thread

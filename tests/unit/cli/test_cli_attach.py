@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from uuid import uuid4
 
+import clone_group
 import pytest
 
-from vsrtune.attach.ledger import ENDED, STEP, AttachLedger
-from vsrtune.attach.plan.clone_model import Clone, File
+from vsrtune.attach.ledger import STEP, AttachLedger
 from vsrtune.attach.plan.steps import MadeDevice, MakeDevice
 from vsrtune.cli.main import run
 from vsrtune.core.codec import encode
@@ -75,9 +74,7 @@ def test_recover_names_what_is_left_of_a_clone(
     """That is no part of a switch, and does not stop what comes after it."""
     file = tmp_path / "directory"
     (file / "file").mkdir(parents=True)
-    clone = Clone("edge", "vr1", str(uuid4()), "router", (File(str(file), "/nowhere"),))
-    with AttachLedger.open(tmp_path / "attach.jsonl") as ledger:
-        ledger.add(ENDED, encode(clone))
+    clone_group.ended(tmp_path / "attach.jsonl", file)
     assert attach(tmp_path, "--recover") == 0
     said = capsys.readouterr()
     assert "No switch was interrupted" in said.out

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
-from uuid import uuid4
 
+import clone_group
 import pvr_group
 import pytest
 
-from vsrtune.attach.ledger import ENDED, AttachLedger
-from vsrtune.attach.plan.clone_model import Clone, File
+from vsrtune.attach.ledger import AttachLedger
 from vsrtune.cli import attachments
 from vsrtune.cli.main import run
-from vsrtune.core.codec import encode
 from vsrtune.doctor.facts import module
 
 pytest.importorskip("libvirt")
@@ -79,9 +77,7 @@ def test_what_an_earlier_delete_left_goes_first(
 ) -> None:
     ledger, nvram = tmp_path / "attach.jsonl", tmp_path / "vr1_VARS.fd"
     nvram.touch()
-    clone = Clone("edge", "vr1", str(uuid4()), "router", (File(str(nvram), "/nowhere"),))
-    with AttachLedger.open(ledger) as opened:
-        opened.add(ENDED, encode(clone))
+    clone_group.ended(ledger, nvram)
     assert group(tmp_path, "delete", "core", "--dry-run") == 1
     assert nvram.exists()
     assert group(tmp_path, "delete", "core") == 1
@@ -99,9 +95,7 @@ def test_what_cannot_be_kept_is_no_obstacle_to_a_group(
     """Whatever is wrong with a device of ours may be what this command does away with."""
     nvram = tmp_path / "directory"
     (nvram / "file").mkdir(parents=True)
-    clone = Clone("edge", "vr1", str(uuid4()), "router", (File(str(nvram), "/nowhere"),))
-    with AttachLedger.open(tmp_path / "attach.jsonl") as opened:
-        opened.add(ENDED, encode(clone))
+    clone_group.ended(tmp_path / "attach.jsonl", nvram)
     assert group(tmp_path, "delete", "core") == 1
     said = capsys.readouterr().err
     assert str(nvram) in said

@@ -22,6 +22,7 @@ from fake_kernel import (
     make_plan,
     releases,
     replan,
+    without_lists,
     without_rights,
 )
 
@@ -857,8 +858,7 @@ def test_a_pin_by_hand_to_the_same_cpus_is_still_taken_back(
 def test_without_a_cpuset_controller_pins_are_affinities(
     host: FakeKernel, journal: Journal
 ) -> None:
-    for cgroup in host.state["cgroups"].values():
-        cgroup["cpus"] = None
+    without_lists(host)
     host.state["threads"]["1011"]["mask"] = "0-3"
     before = host.visible()
     target = EmulatorPin("vr1", UUID, key(host, 1000))
@@ -887,8 +887,7 @@ def test_without_a_list_a_thread_that_somebody_moved_is_left_there(
     host: FakeKernel, journal: Journal
 ) -> None:
     """And what comes after it in undo is still given back."""
-    for cgroup in host.state["cgroups"].values():
-        cgroup["cpus"] = None
+    without_lists(host)
     host.state["threads"]["1011"]["mask"] = "0-3"
     vcpu = VcpuPin("vr1", UUID, 1, key(host, 1011))
     length = TxQueueLen("vr1", "macvtap0", 7)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import shell_samples as samples
 from fake_host import FakeHost
-from fake_kernel import BOOT, FakeKernel, make_host, make_plan
+from fake_kernel import BOOT, FakeKernel, make_host, make_plan, without_lists
 from shell_samples import POLICY
 
 from vsrtune.cli import main
@@ -248,8 +248,7 @@ class Noting(FakeKernel):
 def test_the_original_in_the_journal_is_what_is_noted(tmp_path: Path, controller: bool) -> None:
     host = Noting(make_host("6.12").state | {"notes": {}})
     if not controller:
-        for group in host.state["cgroups"].values():
-            group["cpus"] = None
+        without_lists(host)
     with Journal.open(tmp_path / "journal", BOOT) as journal:
         ops = LiveSysOps(root=host, calls=host, original=journal.original)
         pins = [a for a in make_plan(host).actions if isinstance(a.target, VcpuPin | EmulatorPin)]

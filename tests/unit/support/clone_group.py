@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from uuid import uuid4
 
 from attach_host import BOOT, FakeAttachHost
 from clone_samples import DISK, MACHINE, MACS, UUID, definition, nic
@@ -10,10 +11,11 @@ from switch_faults import Choose, Switches
 from switch_faults import do as carry_out
 from switch_faults import refused as why_refused
 
-from vsrtune.attach.ledger import AttachLedger
-from vsrtune.attach.plan.clone_model import Template
+from vsrtune.attach.ledger import ENDED, AttachLedger
+from vsrtune.attach.plan.clone_model import Clone, File, Template
 from vsrtune.attach.plan.model import AttachHostState, Switch
 from vsrtune.attach.transaction import Switcher
+from vsrtune.core.codec import encode
 from vsrtune.group import planner
 from vsrtune.group.parser import parse
 from vsrtune.model.domain_xml import nic as read
@@ -48,6 +50,13 @@ def seen(host: FakeAttachHost, ledger: AttachLedger) -> AttachHostState:
     return AttachHostState(
         host.guests(), links, switcher.origins(), clones=texts, template=template
     )
+
+
+def ended(ledger: Path, file: Path) -> None:
+    """A clone that was ended, and left a file."""
+    clone = Clone("edge", "vr1", str(uuid4()), "router", (File(str(file), "/nowhere"),))
+    with AttachLedger.open(ledger) as opened:
+        opened.add(ENDED, encode(clone))
 
 
 def create(*members: str, text: str = TEXT) -> Choose:

@@ -543,6 +543,12 @@ def failing_at(n: int, error: Callable[[], BaseException]) -> Step:
     return step
 
 
+def without_lists(host: FakeKernel) -> None:
+    """Take the cpuset controller away."""
+    for cgroup in host.state["cgroups"].values():
+        cgroup["cpus"] = None
+
+
 def without_rights(*tids: int) -> Step:
     """A hook for which the classes of these threads cannot be set: CAP_SYS_NICE is missing."""
 
