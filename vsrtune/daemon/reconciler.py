@@ -408,7 +408,7 @@ class Reconciler:
         if observed.names is not None:
             standing = self.state.plan.updated(standing, observed.names)
         self.state = replace(self.state, drifts=drifts, plan=standing)
-        if self._waiting:
+        if self._waiting or any(skipped.pending for skipped in plan.skipped):
             pause = Pause() if done else self._put_off
             self._put_off = pause.longer(self._clock(), PENDING, PENDING_MOST)
         self._again = frozenset(g for g in self._again if not observed.covers(g))
