@@ -178,6 +178,8 @@ class Reconciler:
         wrote, whole, failure = False, False, ""
         try:
             wrote, whole = self._run(scope)
+            if whole:
+                self._backoff.succeeded(_PASS)
         except VsrtuneError as error:
             failure = str(error)
             self._backoff.failed(_PASS, failure, [error], self._clock())
@@ -564,7 +566,7 @@ class Reconciler:
         healed = {s.ref for s in states if s.tuned and not s.drift}
         if not observed.snapshot.problems:
             covered = {name for name in failing if observed.covers(name)}
-            healed |= covered - {g.ref for g in observed.guests} - _HOST
+            healed |= covered - {g.ref for g in observed.guests} - {HOST_REF, _PASS}
         for guest in failing & healed:
             self._succeeded(guest)
 

@@ -577,18 +577,39 @@ class TestPass:
         passes.run()
         assert (tuned(), len(waited)) == (["vr2"], 2)
 
-    def test_failing_observation_is_counted_and_survived(
-        self, host: FakeHost, passes: Reconciler, caplog: pytest.LogCaptureFixture
+    @pytest.mark.parametrize("what", ["observe", "renew"])
+    def test_a_failing_pass_is_counted_and_repeated_ever_less_often(
+        self,
+        host: FakeHost,
+        passes: Reconciler,
+        journal: Journal,
+        clock: Clock,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+        what: str,
     ) -> None:
-        host.fail_observe = PolicyError("no luck")
-        passes.run()
-        passes.run()
-        assert passes.state.totals.pass_errors == 2
-        assert len([r for r in caplog.records if "no luck" in r.message]) == 1
-        assert "no luck" in passes.state.failure
-        host.fail_observe = None
-        assert passes.run()
-        assert passes.state.failure == ""
+        """A pass whose journal fails goes on to its end, and finds all guests well."""
+
+        def fail(*_: object) -> None:
+            raise JournalError("no luck", lasting=Lasting.TRANSIENT)
+
+        host.snapshot = replace(host.snapshot, problems=())
+        for _ in range(2):
+            with monkeypatch.context() as broken:
+                broken.setattr(host if what == "observe" else journal, what, fail)
+                waits = []
+                for _ in range(4):
+                    passes.run()
+                    waits.append(passes.next_try())
+                    clock.now += waits[-1] or 0.0
+            assert waits == [1, 2, 4, 8]
+            assert passes.again() == FULL
+            assert "no luck" in passes.state.failure
+            passes.run()
+            assert (passes.state.failure, passes.next_try()) == ("", None)
+            assert passes.state.guests[0].tuned
+        assert passes.state.totals.pass_errors == 8
+        assert len([r for r in caplog.records if "no luck" in r.message]) == 2
 
     def test_traces_only_while_that_can_teach_something(
         self, host: FakeHost, passes: Reconciler
