@@ -197,11 +197,13 @@ def counted_devices(guest: Guest, shared: Collection[int]) -> tuple[tuple[str, N
 @dataclass(frozen=True, slots=True, order=True)
 class DropPlace:
     """Where frames are dropped: a device or a CPU (``CPU 0``), the place in it, and the guest that
-    owns the interface ("" when it serves several)."""
+    owns the interface ("" when it serves several). A bond with other ``ports`` (by ifindex) is
+    another place: it keeps what a port counted that has left it."""
 
     where: str
     place: str
     guest: str = ""
+    ports: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

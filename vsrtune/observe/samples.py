@@ -75,7 +75,8 @@ def _drops(
                 count = _counter(root, device, counter)
                 if count is not None:
                     below = sum(_counter(root, port, counter) or 0 for port in ports)
-                    yield DropPlace(name, counter), max(count - below, 0)
+                    spot = DropPlace(name, counter, ports=tuple(p.ifindex for p in ports))
+                    yield spot, max(count - below, 0)
     for guest in snapshot.guests:
         for interface in guest.interfaces:
             device = net.device(interface.target)

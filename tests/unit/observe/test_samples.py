@@ -17,6 +17,7 @@ from vsrtune.model.load import CpuTimes, DropPlace, GuestFrames, data_plane
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe import samples
 from vsrtune.observe.recording import replay
+from vsrtune.views.top_frame import make_frame
 
 
 def test_proc_stat() -> None:
@@ -96,7 +97,8 @@ def test_a_tap_counts_the_other_way_round_and_lower_devices_by_counter() -> None
 
 
 def test_a_bond_counts_without_its_ports() -> None:
-    """What they dropped before they joined it, the kernel does not add."""
+    """What they dropped before they joined it, the kernel does not add. It keeps what they dropped
+    in it when they leave, which is no rate of the bond."""
     tree = HostTree().host().device("p0", 2).device("p1", 3)
     tree.device("bond0", 4, devtype="bond", has="lower_p0 lower_p1")
     tree.device("v5", 5, devtype="vlan", has="lower_bond0")
@@ -105,7 +107,8 @@ def test_a_bond_counts_without_its_ports() -> None:
     seen = replay(recorded_hosts.file("bookworm-veth-plain"))
     (guest, *_) = seen.guests
     taps = (replace(guest.interfaces[0], target="gone", lower=("v5", "bond0", "p0", "p1")),)
-    sample = samples.take(tree.root(), Snapshot(seen.host, (replace(guest, interfaces=taps),)))
+    bonded = Snapshot(seen.host, (replace(guest, interfaces=taps),))
+    sample = samples.take(tree.root(), bonded)
     found = {(spot.where, spot.place): count for spot, count in sample.drops.items()}
     assert found.pop(("bond0", "rx_dropped")) == 0
     assert found.pop(("bond0", "tx_dropped")) == 21 - 9 - 9
@@ -114,6 +117,13 @@ def test_a_bond_counts_without_its_ports() -> None:
         for name in ("v5", "p0", "p1")
         for place, count in (("rx_dropped", 7), ("tx_dropped", 9))
     }
+    tree.remove("/sys/devices/virtual/net/bond0/lower_p1")
+    told = []
+    for later in (samples.take(tree.root(), bonded) for _ in range(2)):
+        drops = make_frame(sample, later).drops
+        told += [(d.total, d.rate) for d in drops if (d.where, d.place) == ("bond0", "tx_dropped")]
+        sample = later
+    assert told == [(21 - 9, None), (21 - 9, 0.0)]
 
 
 def net_dev(**rows: tuple[int, int, int, int]) -> str:
