@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import pytest
 import recorded_hosts
+from hosttree import HostTree
 
 from vsrtune.bench.measure import counters
 from vsrtune.bench.spec.model import Leg, Router
@@ -48,6 +49,18 @@ def test_all_guests_of_a_router_are_found_or_missed_by_name() -> None:
 def test_a_shared_device_is_counted_once() -> None:
     one = counters.places(HOST, shared(1, 1), [replace(ROUTER, members=("a",))])
     assert counters.places(HOST, shared(1, 1), [ROUTER]) == one
+
+
+def test_what_ports_lose_is_counted_with_their_bond() -> None:
+    tree = HostTree().device("p0", 2).device("p1", 3).device("p2", 6)
+    tree.device("bond0", 4, devtype="bond", has="lower_p0 lower_p1")
+    tree.device("v5", 5, devtype="vlan", has="lower_bond0")
+    (guest, *_) = shared(1).guests
+    below = (replace(guest.interfaces[0], lower=("v5", "bond0", "p0", "p1", "p2")),)
+    seen = replace(RECORDED, guests=(replace(guest, interfaces=below),))
+    found = counters.places(tree.root(), seen, [replace(ROUTER, members=("a",))])
+    counted = {path.split("/")[4] for path in (*found["refused"], *found["missed"])}
+    assert counted == {"v5", "bond0", "p2"}
 
 
 def test_a_queue_that_received_nothing_is_seen() -> None:

@@ -61,11 +61,10 @@ def account(
     """The trial. Probes are frames like the others: they count as sent, and as
     forwarded unless they were lost, because the drop counters include lost ones."""
     seconds = max((stream.seconds for stream in sent), default=0.0)
-    sent_by = Counter[str]()
+    sent_by, by_flow = Counter[str](), Counter[str]()
     for stream in sent:
         sent_by[router_of(stream.key)] += stream.frames
     forwarded_by = Counter(dict.fromkeys(sent_by, 0))
-    by_flow = Counter[str]()
     for (key, flow), count in after.counted.items():
         frames = count - before.counted.get((key, flow), 0)
         forwarded_by[router_of(key)] += frames
@@ -74,8 +73,7 @@ def account(
             number = flow + (flows if key.endswith("/back") else 0)
             by_flow[f"{router_of(key)}/{number}"] += frames
     total, forwarded = sent_by.total(), forwarded_by.total()
-    missing = effort.missing
-    notes = [f"{missing} threads came or went during the trial"] if missing else []
+    notes = [f"{effort.missing} threads came or went during the trial"] if effort.missing else []
     if probes is not None:
         total += probes.sent
         forwarded += probes.sent - probes.lost
@@ -140,8 +138,7 @@ def places(root: HostRoot, snapshot: Snapshot, routers: Iterable[Router]) -> Pla
     """The places where frames of these routers can be lost: the devices through which they come
     and go, and the rings of the guests' taps."""
     net = NetReader(root)
-    lowers: set[str] = set()
-    rings: set[str] = set()
+    lowers, rings = set[str](), set[str]()
     for router in routers:
         if router.native:
             macs = {leg.mac.lower() for leg in (router.forth, router.back) if leg is not None}
@@ -155,6 +152,9 @@ def places(root: HostRoot, snapshot: Snapshot, routers: Iterable[Router]) -> Pla
             # A macvtap receives what goes to its guest; a tun device sends it.
             counter = "tx_dropped" if device is not None and device.tun else "rx_dropped"
             rings.add(f"{CLASS}/{interface.target}/statistics/{counter}")
+    # The counters of a bond contain those of its ports (bond_get_stats).
+    bonds = (d for d in map(net.device, lowers) if d is not None and d.devtype == "bond")
+    lowers.difference_update(*(bond.lowers for bond in bonds))
     ways = [f"{CLASS}/{name}/statistics" for name in sorted(lowers)]
     return {
         "refused": [f"{way}/tx_dropped" for way in ways],
