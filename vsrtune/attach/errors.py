@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 
+from vsrtune.attach.plan.steps import Card
 from vsrtune.attach.signals import Interrupted
 from vsrtune.core.errors import VsrtuneError, WriteError
 from vsrtune.core.exit_codes import ExitCode
@@ -15,14 +16,16 @@ from vsrtune.core.exit_codes import ExitCode
 
 class SwitchError(VsrtuneError):
     """A switch that failed. ``put_back`` tells whether the guests have their interfaces back,
-    ``started`` are the guests that had to be started for that. ``interrupted`` tells whether a
-    signal asked the command to end as well."""
+    ``started`` are the guests that had to be started for that, ``asked`` are interfaces that
+    guests may still release. ``interrupted`` tells whether a signal asked the command to end as
+    well."""
 
     def __init__(
         self,
         error: VsrtuneError,
         left: list[VsrtuneError],
         started: tuple[str, ...] = (),
+        asked: Collection[Card] = (),
         *,
         interrupted: bool = False,
     ) -> None:
@@ -35,6 +38,16 @@ class SwitchError(VsrtuneError):
             more = "; ".join(dict.fromkeys(str(e) for e in left))
             what = f"{error.what}; not everything could be put back: {more}"
             hint = "`vsrtune attach --recover` tries again"
+        if asked:
+            guests = " ".join(dict.fromkeys(card.guest for card in asked))
+            macs = " ".join(card.mac for card in asked)
+            what += "; " if left else ", but "
+            what += f"{guests} may still release {macs}, at the next reset at the latest"
+            hint = (
+                f"shut {guests} down and start it: a reboot does not withdraw the request; "
+                "see: virsh domiflist; the daemon, or `vsrtune attach --recover`, plugs in again "
+                "what it releases"
+            )
         super().__init__(what, where=error.where, hint=hint, lasting=error.lasting)
         self.put_back = not left
         self.interrupted = interrupted

@@ -2,8 +2,9 @@
 """The ledger of switches and of the devices, guests and groups that they made.
 
 An entry of kind STEP is a step that was begun and not retired, ORIGIN a device that vsrtune made,
-CLONE a guest that it made, ENDED a clone that it has to remove with its files, and GROUP the name
-of a group whose create is complete.
+CLONE a guest that it made, ENDED a clone that it has to remove with its files, GROUP the name
+of a group whose create is complete, and ASKED an interface that a guest has back although it may
+still release it.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from vsrtune.attach.plan.clone_model import Clone
-from vsrtune.attach.plan.steps import Origin
+from vsrtune.attach.plan.steps import Card, Origin
 from vsrtune.core.codec import decode
 from vsrtune.execute.jsonl_log import LogNames
 from vsrtune.execute.ledger import Ledger, LedgerEntry
@@ -20,6 +21,7 @@ from vsrtune.execute.ledger import Ledger, LedgerEntry
 DEFAULT_PATH = Path("/var/lib/vsrtune/attach.jsonl")
 
 STEP, ORIGIN, CLONE, ENDED, GROUP = "step", "origin", "clone", "ended", "group"
+ASKED = "asked"
 
 
 class AttachLedger(Ledger):
@@ -46,3 +48,7 @@ class AttachLedger(Ledger):
     def groups(self) -> Iterator[tuple[LedgerEntry, str]]:
         """Every group that was created and not deleted, by its name."""
         return ((entry, str(entry.data["name"])) for entry in self.of(GROUP))
+
+    def asked(self) -> Iterator[tuple[LedgerEntry, Card]]:
+        """Every interface that a guest may still release, in the run that ``data["run"]`` names."""
+        return ((entry, decode(Card, entry.data["card"])) for entry in self.of(ASKED))

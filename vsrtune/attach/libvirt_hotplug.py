@@ -80,6 +80,10 @@ class LiveDomains:
 
         return self._ask(uuid, read, runs=True)
 
+    def run(self, uuid: str) -> int:
+        """libvirt's number for the domain from this start to its end."""
+        return self._ask(uuid, lambda domain: int(domain.ID()), runs=True)
+
     def guests(self) -> tuple[GuestNics, ...]:
         """Every libvirt guest."""
         libvirt = library()
@@ -171,9 +175,8 @@ class LiveDomains:
         except RefusedError as error:
             orphans = self.drop_orphans(uuid)
             known = {nic.device for guest in self.guests() for nic in guest.live or ()}
-            number = self._ask(uuid, lambda domain: int(domain.ID()), where, runs=True)
             try:
-                macvtaps = drop_macvtaps(mac, known, number)
+                macvtaps = drop_macvtaps(mac, known, self.run(uuid))
             except OSError as failed:
                 raise error from failed
             if not orphans and not macvtaps:

@@ -21,7 +21,7 @@ from vsrtune.attach.clones import Clones
 from vsrtune.attach.devices import Devices
 from vsrtune.attach.errors import SwitchError, translated
 from vsrtune.attach.host import LiveHost
-from vsrtune.attach.ledger import CLONE, ENDED, GROUP, ORIGIN, STEP, AttachLedger
+from vsrtune.attach.ledger import ASKED, CLONE, ENDED, GROUP, ORIGIN, STEP, AttachLedger
 from vsrtune.attach.libvirt_hotplug import RELEASE_SECONDS, AwayError, RefusedError, SilentError
 from vsrtune.attach.overlays import OutOfReachError
 from vsrtune.attach.plan.clone_model import Clone, CloneFiles
@@ -91,6 +91,8 @@ class Switcher:
         self._ledger = ledger
         self._boot = boot
         self._given = set[Card]() if given is None else given
+        # Interfaces that guests were asked to release, and have not.
+        self._asked_for: set[Card] = set()
         self._sweep = Sweep(host, ledger, self._patiently)
         self._check: Callable[[], None] = _nothing
 
@@ -132,7 +134,9 @@ class Switcher:
                 left = self.recover()
                 started = self._start_ended(switch, left)
                 ask = bool(signals.signal) or isinstance(error, Interrupted)
-                raise SwitchError(error, left, started, interrupted=ask) from error
+                guests = {move.uuid for move in switch.moves}
+                late = [card for _, card in self._ledger.asked() if card.uuid in guests]
+                raise SwitchError(error, left, started, late, interrupted=ask) from error
             except KeyboardInterrupt:
                 self.recover()
                 raise
@@ -246,12 +250,41 @@ class Switcher:
         return self._sweep.unasked()
 
     def sweep(self) -> Swept:
-        """Make and bring up the devices that a guest needs, remove those that no guest needs and
-        the clones that switches ended. Does nothing while a switch is unfinished. While libvirt
-        does not answer it removes nothing, and only definitions count."""
-        if self.unfinished() or not self._ledger.of(ORIGIN, ENDED, GROUP):
+        """Plug in what guests have released late, make and bring up the devices that a guest needs,
+        remove those that no guest needs and the clones that switches ended. Does nothing while a
+        switch is unfinished. While libvirt does not answer it removes nothing, and only definitions
+        count."""
+        if self.unfinished() or not self._ledger.of(ORIGIN, ENDED, GROUP, ASKED):
             return Swept((), ())
-        return self._sweep.all()
+        again = self._plug_again()  # before its device goes, which no guest may name any more
+        swept = self._sweep.all()
+        return Swept((*again.did, *swept.did), (*again.failed, *swept.failed))
+
+    def _plug_again(self) -> Swept:
+        """Give the guests back what they have released after all. The request is used up then, and
+        also when the guest's run has ended."""
+        did: list[str] = []
+        failed: list[VsrtuneError] = []
+        for entry, card in list(self._ledger.asked()):
+            if entry.data["uri"] != self._host.uri:
+                continue  # it is none of this libvirt's guests, and would seem to have ended
+            try:
+                with translated(), contextlib.suppress(VanishedError):
+                    if self._run(card) == entry.data["run"]:
+                        if self._nic(card) is not None:
+                            continue
+                        self._plug(card)
+                        did.append(f"plugged {card.where} in again, which was released late")
+                self._ledger.done(entry.id)
+            except AwayError:
+                break
+            except VsrtuneError as error:
+                failed.append(error)
+        return Swept(tuple(did), tuple(failed))
+
+    def _run(self, card: Card) -> str:
+        """Names the run of the guest. Raises VanishedError when it does not run."""
+        return f"{self._boot}/{self._host.run(card.uuid)}"
 
     # -- one step
 
@@ -342,7 +375,8 @@ class Switcher:
     def _replug(self, cards: tuple[Card, ...], this_boot: bool) -> None:
         """Give the guests their interfaces back. A present interface may be about to go, because
         its unplug was requested. It is therefore unplugged first, unless the guest does not
-        release it, or an earlier try has given it."""
+        release it, or an earlier try has given it. A request cannot be withdrawn: what the guest
+        keeps is noted for ``sweep``."""
         cards = tuple(c for c in cards if c not in self._given or not self._is_back(c))
         if not this_boot:
             cards = tuple(card for card in cards if not self._is_back(card))
@@ -352,6 +386,10 @@ class Switcher:
             if card in failed and not self._is_back(card):
                 raise failed[card]
             self._plug(card)
+            if card in self._asked_for:
+                data = {"run": self._run(card), "card": encode(card), "uri": self._host.uri}
+                self._forget((card,))
+                self._ledger.add(ASKED, data)
             self._given.add(card)
 
         self._each(cards, give)
@@ -426,6 +464,7 @@ class Switcher:
                     present |= {(uuid, n.mac): n for n in self._host.nics(uuid)}
             left = [card for card in waiting if (card.uuid, card.mac) in present]
             if not left:
+                self._forget(waiting)
                 return
             for card in (c for c in left if c not in (failed or ())):
                 with _noted(failed, [card], [c for c in left if c.uuid == card.uuid]):
@@ -446,11 +485,20 @@ class Switcher:
         if now - requests.get(card, float("-inf")) >= _ASK_AGAIN:
             try:
                 self._host.request_unplug(card.uuid, found)
-            except AwayError:
+            except (AwayError, SilentError):
                 requests[card] = now  # libvirt may have passed it on
+                self._asked_for.add(card)
                 raise
             requests[card] = now
+            self._asked_for.add(card)
             ends.setdefault(card, self._host.clock() + RELEASE_SECONDS)
+
+    def _forget(self, cards: Iterable[Card]) -> None:
+        """Forget that guests were asked to release these interfaces."""
+        self._asked_for.difference_update(cards)
+        gone = {(card.uuid, card.mac) for card in cards}
+        asked = self._ledger.asked()
+        self._ledger.done(*(entry.id for entry, c in asked if (c.uuid, c.mac) in gone))
 
     def _nic(self, card: Card) -> DomainNic | None:
         return next((n for n in self._host.nics(card.uuid) if n.mac == card.mac), None)

@@ -191,7 +191,7 @@ def recover(switcher: Switcher) -> ExitCode:
     elif not failures:
         say("No switch was interrupted.")
     code = complain(failures)
-    complain(switcher.sweep().failed)
+    outcome(switcher.sweep())
     return code
 
 

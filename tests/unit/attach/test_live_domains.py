@@ -45,9 +45,12 @@ def test_a_guest_starts_and_ends_any_number_of_times(domains: LiveDomains, domai
         domains.start_guest(uuid)
     assert [nic.mac for nic in domains.nics(uuid)] == [MAC]
     assert {d.name: bool(d.live) for d in domains.guests()}["vr1"]
+    run = domains.run(uuid)
     for _ in range(2):
         domains.stop_guest(uuid)
     assert not domain.isActive()
+    domains.start_guest(uuid)
+    assert domains.run(uuid) != run
     assert MAC in domains.definition(uuid)
 
 

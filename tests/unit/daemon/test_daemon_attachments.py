@@ -341,8 +341,10 @@ def test_a_switch_back_that_was_refused_is_tried_by_each_pass(
 def test_a_guest_that_releases_nothing_has_its_time_once(
     host: FakeAttachHost, keeper: AttachKeeper
 ) -> None:
-    """However many interfaces it has: once in the switch, once when that is taken back."""
+    """However many interfaces it has: once in the switch, once when that is taken back. What it
+    releases later it gets back."""
     host.add("c", *((f"02:00:00:00:0c:0{n}", "p0") for n in range(5)))
+    before = host.picture()
     host.hung = {"uuid-c"}
     keeper.update(NAPI)
     assert kinds(host) == {"macvtap"}
@@ -350,6 +352,12 @@ def test_a_guest_that_releases_nothing_has_its_time_once(
     then = host.now
     keeper.update(NAPI)
     assert host.now == then
+    host.hung = set()
+    host.sleep(1)
+    assert host.picture() != before
+    keeper.update(NAPI)
+    assert host.picture() == before
+    assert keeper.stop()
 
 
 def test_a_switch_that_cannot_be_taken_back_is_tried_more_and_more_rarely(

@@ -57,6 +57,7 @@ class FakeGuest:
         self.live = live
         self.config = config
         self.saved: list[str] | None = None
+        self.run = 0
 
 
 class FakeAttachHost:
@@ -230,6 +231,11 @@ class FakeAttachHost:
         self._answer()
         return tuple(nic(x) for x in self._running(uuid))
 
+    def run(self, uuid: str) -> int:
+        self._answer()
+        self._running(uuid)
+        return self.fakes[uuid].run
+
     def request_unplug(self, uuid: str, found: DomainNic) -> None:
         self._answer()
         with self._change(f"unplug {found.mac}"):
@@ -352,6 +358,7 @@ class FakeAttachHost:
     def start(self, guest: FakeGuest) -> None:
         """A saved guest comes back as it was. Raises RefusedError as libvirt would."""
         guest.live = []
+        guest.run += 1
         texts = guest.saved
         for text in texts if texts is not None else [card.xml for card in nics(guest.config)]:
             self._attach(guest, text)
