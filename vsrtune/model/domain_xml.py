@@ -160,6 +160,12 @@ def unsupported(found: DomainNic) -> str:
     for name in ("virtualport", "vlan", "filterref"):
         if element.find(name) is not None:
             return f"its <{name}> has no meaning on a device that libvirt does not make"
+    if element.find("bandwidth") is not None:
+        # libvirt takes an ethernet for a tap, which receives what the guest sends.
+        return (
+            "libvirt would apply its <bandwidth> the wrong way round on a device that it does not "
+            "make"
+        )
     return ""
 
 

@@ -242,6 +242,7 @@ def test_an_interface_on_a_bridge_stays_there() -> None:
         ("type='virtio'", "type='e1000'", "needs virtio"),
         ("<source dev='p0'", "<source network='n' dev='p0'", "network n"),
         ("<model", "<virtualport type='802.1Qbg'/><model", "virtualport"),
+        ("<model", "<bandwidth><inbound average='9'/></bandwidth><model", "wrong way round"),
     ],
 )
 def test_interfaces_that_cannot_move(old: str, new: str, reason: str) -> None:
