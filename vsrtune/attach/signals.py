@@ -30,10 +30,10 @@ class HeldSignal:
     def __init__(self) -> None:
         self.signal = 0
 
-    def check(self) -> None:
+    def check(self, when: str = "") -> None:
         """Raise Interrupted when a signal has come."""
         if self.signal:
-            raise Interrupted(f"interrupted ({signal.Signals(self.signal).name})")
+            raise Interrupted(f"interrupted ({signal.Signals(self.signal).name}){when}")
 
 
 @contextmanager

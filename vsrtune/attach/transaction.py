@@ -116,7 +116,7 @@ class Switcher:
 
     def carry_out(self, switch: Switch) -> Swept:
         """Carry out all steps, or none. Returns the result of the sweep that follows. Raises
-        SwitchError."""
+        SwitchError, and Interrupted when a signal came too late to have the switch taken back."""
         self._no_remains(switch)
         with held() as signals:
 
@@ -140,7 +140,9 @@ class Switcher:
             except KeyboardInterrupt:
                 self.recover()
                 raise
-        return self.sweep()
+            swept = self.sweep()
+            signals.check(" after the last step: the switch is done")
+        return swept
 
     def _all(self, switch: Switch) -> None:
         uri = self._host.uri

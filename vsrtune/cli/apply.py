@@ -14,7 +14,6 @@ from typing import Any, TextIO
 
 import click
 
-from vsrtune.attach.errors import SwitchError
 from vsrtune.cli import attachments
 from vsrtune.cli.options import (
     JOURNAL,
@@ -334,9 +333,9 @@ def _noted(what: str, codes: list[ExitCode]) -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        if isinstance(error, SwitchError) and error.interrupted:
-            raise
         known = error if isinstance(error, VsrtuneError) else VsrtuneError(repr(error))
+        if known.exit_code is ExitCode.INTERRUPTED:
+            raise
         codes.append(known.exit_code)
         complain(
             VsrtuneError(

@@ -8,12 +8,12 @@ from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 
 from vsrtune.attach import transaction
-from vsrtune.attach.errors import SwitchError
 from vsrtune.attach.host import LiveHost
 from vsrtune.attach.ledger import STEP
 from vsrtune.attach.plan.model import AttachHostState, Switch
 from vsrtune.attach.plan.requests import Batch, batches, wanted
 from vsrtune.attach.plan.steps import Define, Plug, Step
+from vsrtune.attach.signals import Interrupted
 from vsrtune.attach.survey import known_origins, survey
 from vsrtune.attach.sweep import Swept
 from vsrtune.attach.transaction import Switcher
@@ -129,16 +129,23 @@ def carry_out(
                 try:
                     carry(switcher, batch.switch)
                 except VsrtuneError as failed:
-                    if isinstance(failed, SwitchError) and failed.interrupted:
+                    if failed.exit_code is ExitCode.INTERRUPTED:
                         raise
                     error = failed
             yield batch, error
 
 
 def carry(switcher: Switcher, switch: Switch) -> Swept:
-    """Carry out a switch. Raises VsrtuneError."""
-    with patience(f"carrying out {len(switch.steps)} steps"):
-        return switcher.carry_out(switch)
+    """Carry out a switch. Raises VsrtuneError, also for a second Ctrl-C, which ends it at once."""
+    try:
+        with patience(f"carrying out {len(switch.steps)} steps"):
+            return switcher.carry_out(switch)
+    except KeyboardInterrupt:
+        left = switcher.unfinished()
+        what = "not everything could be put back" if left else "no switch is left unfinished"
+        raise Interrupted(
+            f"interrupted; {what}", hint="`vsrtune attach --recover` goes on" if left else ""
+        ) from None
 
 
 def tell_of_boot(switch: Switch) -> None:

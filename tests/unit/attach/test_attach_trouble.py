@@ -125,6 +125,26 @@ def test_a_second_signal_is_not_held() -> None:
     assert got == [signal.SIGTERM]
 
 
+@pytest.mark.usefixtures("_usual")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_in_the_last_step_is_told(
+    number: signal.Signals, host: FakeAttachHost, path: Path
+) -> None:
+    planned = forth(host)
+
+    def interrupt(_number: int) -> None:
+        if host.log.count("define") == len(planned.moves):
+            host.after = lambda _number: None
+            os.kill(os.getpid(), number)
+
+    host.after = interrupt
+    done = f"{number.name}. after the last step: the switch is done"
+    with AttachLedger.open(path) as ledger, pytest.raises(signals.Interrupted, match=done):
+        Switcher(host, ledger, BOOT).carry_out(planned)
+    assert kinds(host) == {"napi_macvtap"}
+    assert host.problems() == []
+
+
 def full(lines: range) -> Callable[[int], None]:
     """The disk takes none of the lines with these numbers."""
 

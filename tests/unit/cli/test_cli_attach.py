@@ -7,16 +7,24 @@ from pathlib import Path
 
 import clone_group
 import pytest
+from attach_host import FakeAttachHost
 
 from vsrtune.attach.ledger import STEP, AttachLedger
+from vsrtune.attach.plan.model import AttachHostState, SwitchRequest
+from vsrtune.attach.plan.planner import plan
 from vsrtune.attach.plan.steps import MadeDevice, MakeDevice
+from vsrtune.attach.signals import Interrupted
+from vsrtune.attach.transaction import Switcher
+from vsrtune.cli import attachments
 from vsrtune.cli.main import run
 from vsrtune.core.codec import encode
 from vsrtune.execute.journal import Journal
 from vsrtune.host.filesystem import boot_id
+from vsrtune.model.guest import Attachment
 
 pytest.importorskip("libvirt")
 URI = "test:///default"
+PLUG = "plug 02:00:00:00:0a:00"
 
 
 def attach(tmp_path: Path, *words: str) -> int:
@@ -36,6 +44,29 @@ def test_a_guest_without_such_an_interface(
     assert "hint:" in err
     assert attach(tmp_path, "--to", "napi-macvlan", "nobody") == 1
     assert "virsh list" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("times", "left"),
+    [(1, "no switch is left unfinished"), (2, "not everything could be put back; .*--recover")],
+)
+def test_a_second_interruption_says_what_is_left(tmp_path: Path, times: int, left: str) -> None:
+    """At the plug, and once more when that is taken back."""
+    host = FakeAttachHost()
+    host.add("a", ("02:00:00:00:0a:00", "p0"))
+    request = SwitchRequest(Attachment.NAPI_MACVLAN, ("a",))
+    switch = plan(request, AttachHostState(host.guests(), host.links().values(), ()))
+
+    def interrupt(_number: int) -> None:
+        if host.log[-1] == PLUG and host.log.count(PLUG) <= times:
+            raise KeyboardInterrupt
+
+    host.before = interrupt
+    with (
+        AttachLedger.open(tmp_path / "attach.jsonl") as ledger,
+        pytest.raises(Interrupted, match=left),
+    ):
+        attachments.carry(Switcher(host, ledger, "boot-1"), switch)
 
 
 def test_nothing_to_recover(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
