@@ -292,6 +292,18 @@ static void nmv_lower_goes(struct net_device *lower)
 	unregister_netdevice_many(&kill);
 }
 
+/* A macvlan's own address would be let through by the NIC and be given to
+ * nobody: macvlan asks with dev_uc_add(), which no one can refuse.
+ */
+static bool nmv_deaf_upper(const struct net_device *dev,
+			   const struct netdev_notifier_changeupper_info *info)
+{
+	struct nmv_dev *nd = netdev_priv(dev);
+
+	return info->linking && netif_is_macvlan(info->upper_dev) &&
+	       nd->mode != MACVLAN_MODE_PASSTHRU;
+}
+
 static int nmv_port_event(struct notifier_block *unused, unsigned long event,
 			  void *ptr)
 {
@@ -300,6 +312,12 @@ static int nmv_port_event(struct notifier_block *unused, unsigned long event,
 	struct list_head *iter;
 	int ret;
 
+	if (event == NETDEV_PRECHANGEUPPER && nmv_is_ours(lower) &&
+	    nmv_deaf_upper(lower, ptr)) {
+		NL_SET_ERR_MSG(netdev_notifier_info_to_extack(ptr),
+			       "A macvlan of this device would get no frames; make a napi_macvlan of its lower device");
+		return notifier_from_errno(-EOPNOTSUPP);
+	}
 	if (event == NETDEV_UNREGISTER) {
 		/* Also sent when it moves to another namespace; then it stays. */
 		if (lower->reg_state == NETREG_UNREGISTERING)

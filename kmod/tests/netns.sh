@@ -213,6 +213,8 @@ test_modes() {
 	in_ns a $frames mode a0 8 2>/dev/null &&
 		die "a device in use took mode passthru"
 	carries a b 10.66.0.2 50
+	ip -n nmv-a link add v0 link a0 type macvlan 2>/dev/null &&
+		die "a macvlan of a device in mode bridge, which gets no frames"
 	in_ns host $frames add napi_macvlan x0 l0 8 || die "passthru cannot be made"
 	ip -n nmv-host link set x0 up 2>/dev/null && die "passthru beside others came up"
 	ip -n nmv-a link set a0 down; ip -n nmv-b link set b0 down; ip -n nmv-host link set t0 down
