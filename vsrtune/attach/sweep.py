@@ -17,8 +17,8 @@ from vsrtune.attach.errors import translated
 from vsrtune.attach.host import LiveHost
 from vsrtune.attach.ledger import ENDED, STEP, AttachLedger
 from vsrtune.attach.libvirt_hotplug import AwayError
-from vsrtune.attach.plan.model import GuestNics
-from vsrtune.attach.plan.steps import Origin
+from vsrtune.attach.plan.model import GuestNics, contend
+from vsrtune.attach.plan.steps import MadeDevice, Origin
 from vsrtune.core.errors import ObserveError, VsrtuneError
 from vsrtune.execute.ledger import LedgerEntry
 from vsrtune.model.domain_xml import nics
@@ -91,11 +91,15 @@ class Sweep:
 
         for _, origin in origins:
             live, config = named[origin.device.name]
-            up = (live or config) and origin.device.lower not in waits
+            rivals = [o.device for _, o in origins if contend(o.device, origin.device)]
+            rests = not live and any(named[rival.name][0] for rival in rivals)
+            up = (live or config) and not rests and origin.device.lower not in waits
+            # What gives way to a guest that runs.
+            idle = [rival for rival in rivals if live and named[rival.name] == (False, True)]
             if live or config or not asked:
                 guarded(
-                    lambda origin=origin, live=live, up=up: self._keep(  # type: ignore[misc]
-                        origin, did, live=live, up=up
+                    lambda origin=origin, live=live, up=up, idle=idle: self._keep(  # type: ignore[misc]
+                        origin, did, live=live, up=up, idle=idle
                     )
                 )
         # A device goes before the device below it, which was made before it.
@@ -136,27 +140,40 @@ class Sweep:
             did.append(f"removed {device.name}, no guest names it any more")
         self._ledger.done(entry.id)
 
-    def _keep(self, origin: Origin, did: list[str], *, live: bool, up: bool) -> None:
+    def _keep(
+        self,
+        origin: Origin,
+        did: list[str],
+        *,
+        live: bool,
+        up: bool,
+        idle: Collection[MadeDevice],
+    ) -> None:
         device = origin.device
         link = self._devices.find(device)
         if link is None:
             self._devices.make(device)
             link = self._devices.find(device)
             who = f"{origin.guest} names it" if origin.guest else f"{origin.group} stands on it"
-            who = who if up else "it stays down until libvirt tells who needs it"
+            who = who if up else "it stays down until a guest needs it"
             on = f" on {device.lower}" if device.lower else ""
             did.append(f"made {device.name}{on}, {who}")
         else:
             flags = self._devices.flag(device)
             did += [f"set {flag} of {device.name}, which needs it" for flag in flags]
         if up and link is not None and not link.up:
+            for rival in idle:
+                if (other := self._devices.find(rival)) is not None and other.up:
+                    self._host.set_up(other.index, False)
+                    did.append(f"set {rival.name} down, {device.name} cannot be up beside it")
             try:
                 self._devices.raise_lower(device)
                 self._host.set_up(link.index, True)
                 did.append(f"brought {device.name} up")
             except OSError as error:
-                # A guest that is not running yet waits until macvtaps are gone.
-                if error.errno != errno.EBUSY or live:
+                # A guest that is not running yet waits until macvtaps are gone, and until one that
+                # has its MAC has stopped and it starts itself.
+                if error.errno not in (errno.EBUSY, errno.EADDRINUSE) or live:
                     raise
 
 

@@ -586,6 +586,43 @@ def test_a_standby_that_is_shut_down_can_start_after_the_switch(
     assert host.picture() == before
 
 
+@pytest.mark.parametrize("mode", ["bridge", "passthrough"])
+def test_a_standby_never_mutes_the_router_that_runs(
+    host: FakeAttachHost,
+    keeper: AttachKeeper,
+    path: Path,
+    caplog: pytest.LogCaptureFixture,
+    mode: str,
+) -> None:
+    """Their devices cannot be up together: they have one MAC, or each wants the NIC for itself."""
+    a, b = host.fakes.values()
+    for guest in (a, b):
+        host.stop(guest)
+        guest.config = guest.config.replace("mode='bridge'", f"mode='{mode}'")
+    if mode == "bridge":
+        b.config = b.config.replace(B0, A0)
+    host.start(b)
+    keeper.update(NAPI)
+    assert host.problems() == []
+    host.reboot()
+    with AttachLedger.open(path) as ledger:
+        assert Switcher(host, ledger, "boot-2").boot_devices().failed == ()
+    assert [k.up for k in host.table.values() if k.kind == NAPI_KIND] == [True, False]
+    host.start(b)
+    keeper.update(NAPI)
+    assert host.problems() == []
+    host.stop(b)
+    host.start(a)
+    keeper.update(NAPI)
+    assert host.problems() == []
+    changes = host.changes
+    keeper.update(NAPI)
+    assert host.changes == changes
+    assert errors(caplog) == []
+    assert keeper.stop()
+    assert kinds(host) == {"macvtap"}
+
+
 def test_guests_that_are_shut_down_alone_wait(host: FakeAttachHost, keeper: AttachKeeper) -> None:
     for guest in host.fakes.values():
         host.stop(guest)

@@ -1,9 +1,9 @@
 """An imitated host for switches: links, libvirt guests, and their rules.
 
-A macvtap and a napi_macvtap that is up never share a lower device; a plugged interface
-needs its PCI address free; a guest takes a moment to release an interface, and its
-macvtap then goes. Every change can fail, be the last of the process, or find libvirt
-gone.
+A macvtap and a napi_macvtap that is up never share a lower device, nor do two napi_macvtap that are
+up and have one MAC, or mode passthrough; a plugged interface needs its PCI address free; a guest takes
+a moment to release an interface, and its macvtap then goes. Every change can fail, be the last of the
+process, or find libvirt gone.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from vsrtune.attach.plan.model import GuestNics
 from vsrtune.attach.plan.steps import NAPI_KIND, UPLINK, MadeDevice
 from vsrtune.core.errors import VanishedError
 from vsrtune.model.domain_xml import DomainNic, nic, nics
-from vsrtune.model.host import Link
+from vsrtune.model.host import MODES, Link
 
 RELEASE = 0.3
 BOOT = "boot-1"
@@ -183,6 +183,8 @@ class FakeAttachHost:
                 raise _os(errno.EBUSY)
             if up and lower and not self.table[lower].up:
                 raise _os(errno.ENETDOWN)
+            if up and self.table[index].kind == NAPI_KIND and not self.table[index].up:
+                self._join(self.table[index])
             self.table[index] = replace(self.table[index], up=up)
 
     def set_queue(self, index: int, queue: int) -> None:
@@ -434,6 +436,16 @@ class FakeAttachHost:
         self.flagged = {one for one in self.flagged if one[0] != index}
         for upper in [i for i, link in self.table.items() if link.lower == index]:
             self._forget(upper)
+
+    def _join(self, link: Link) -> None:
+        """As nmv_port_join of the module."""
+        for beside in self.table.values():
+            if not beside.up or (beside.lower, beside.kind) != (link.lower, NAPI_KIND):
+                continue
+            if MODES["passthrough"] in (link.mode, beside.mode):
+                raise _os(errno.EBUSY)
+            if link.mac == beside.mac:
+                raise _os(errno.EADDRINUSE)
 
     def _on(self, lower: int, kind: str) -> bool:
         return any(k.lower == lower and k.kind == kind for k in self.table.values())

@@ -14,7 +14,7 @@ from vsrtune.attach.plan.steps import NAPI_KIND, MadeDevice, Origin, Step
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.model.domain_xml import DomainNic
 from vsrtune.model.guest import Attachment
-from vsrtune.model.host import Link
+from vsrtune.model.host import MODES, Link
 
 # Kinds that, like ours, need a lower device for themselves.
 STACKED = ("macvtap", "macvlan", "ipvlan", "ipvtap")
@@ -158,3 +158,11 @@ class AttachHostState:
 def movable(found: DomainNic, host: AttachHostState) -> bool:
     """Whether an interface stands on a macvtap, or on a device of ours."""
     return host.lower(found) != "" and (found.kind == "direct" or host.on_napi(found))
+
+
+def contend(one: MadeDevice | Link, other: MadeDevice | Link) -> bool:
+    """Whether one of them alone can be up: the module accepts no second device of a MAC on a lower
+    device, and none beside one in mode passthrough."""
+    beside = one.name != other.name and one.lower == other.lower
+    alike = one.mac == other.mac or MODES["passthrough"] in (one.mode, other.mode)
+    return beside and alike and one.kind == other.kind == NAPI_KIND
