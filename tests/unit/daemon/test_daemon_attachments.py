@@ -619,6 +619,15 @@ def test_a_standby_never_mutes_the_router_that_runs(
     keeper.update(NAPI)
     assert host.changes == changes
     assert errors(caplog) == []
+
+    def refuse(_number: int) -> None:
+        if host.log[-1].startswith("plug"):
+            host.before = lambda _number: None
+            raise RefusedError("no")
+
+    host.before = refuse
+    assert not keeper.stop()
+    assert host.problems() == []
     assert keeper.stop()
     assert kinds(host) == {"macvtap"}
 

@@ -370,8 +370,10 @@ def _switch(
     new = tuple(Card(m.guest, m.uuid, m.mac, m.live[1], m.queue) for m in moves if m.live[0])
     defines = tuple(Define(m.guest, m.uuid, m.mac, *m.config) for m in moves if m.config[0])
     forth = request.to is Attachment.NAPI_MACVLAN
-    # On the way back, devices of guests that do not run go down too.
-    devices = tuple(m.device for m in moves if m.live[0] or not forth)
+    # On the way back, devices of guests that do not run go down too. One that is down stays down
+    # when that is taken back: a guest that runs may need the lower device for itself.
+    up = {name for name, link in host.links.items() if link.up}
+    devices = tuple(m.device for m in moves if m.live[0] or (not forth and m.device.name in up))
     steps: list[Step] = []
     if forth:
         steps += [MakeDevice(m.device) for m in moves if m.device.name not in host.links]
