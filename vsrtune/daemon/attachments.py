@@ -22,6 +22,7 @@ from pathlib import Path
 from vsrtune.attach.errors import SwitchError
 from vsrtune.attach.host import LiveHost
 from vsrtune.attach.ledger import AttachLedger
+from vsrtune.attach.plan.model import Switch
 from vsrtune.attach.plan.requests import Batch, batches, wanted
 from vsrtune.attach.plan.steps import Card
 from vsrtune.attach.signals import Interrupted
@@ -166,7 +167,12 @@ class AttachKeeper:
         clean = True
         for batch in found:
             names = ", ".join(batch.guests)
-            if self._settled & set(batch.guests):
+            if batch.switch is None:
+                # Nothing was touched: every pass tries again.
+                if batch.error is not None:
+                    self._complain(batch.error)
+                clean = False
+            elif self._settled & set(batch.guests):
                 if self._said.new(("held", batch.guests)):
                     LOGGER.warning(
                         "%s left alone: not on %s, and had its turn; a reload switches it",
@@ -175,23 +181,17 @@ class AttachKeeper:
                     )
             else:
                 self._settled |= set(batch.guests)
-                clean &= self._carry_out(switcher, batch)
+                clean &= self._carry_out(switcher, batch, batch.switch)
         return clean
 
-    def _carry_out(self, switcher: Switcher, batch: Batch) -> bool:
+    def _carry_out(self, switcher: Switcher, batch: Batch, switch: Switch) -> bool:
         self._check()
         names = ", ".join(batch.guests)
-        if batch.switch is None:
-            if batch.error is not None:
-                self._complain(batch.error)
-            # Nothing was touched: every pass tries again.
-            self._settled -= set(batch.guests)
-            return False
         LOGGER.info("switching %s to %s (%s)", names, batch.to, batch.reason)
-        for note in batch.switch.notes:
+        for note in switch.notes:
             LOGGER.warning("%s", note)
         try:
-            self._tell(switcher.carry_out(batch.switch))
+            self._tell(switcher.carry_out(switch))
         except VsrtuneError as error:
             if isinstance(error, SwitchError) and error.interrupted and error.put_back:
                 LOGGER.info("%s: %s", names, error)

@@ -16,7 +16,9 @@ from vsrtune.attach.ledger import AttachLedger
 from vsrtune.attach.libvirt_hotplug import RELEASE_SECONDS, RefusedError
 from vsrtune.attach.plan.model import AttachHostState, SwitchRequest
 from vsrtune.attach.plan.planner import plan
+from vsrtune.attach.plan.requests import batches, wanted
 from vsrtune.attach.plan.steps import NAPI_KIND
+from vsrtune.attach.survey import known_origins
 from vsrtune.attach.transaction import Switcher
 from vsrtune.core.retry import LONGEST
 from vsrtune.daemon import attachments
@@ -584,6 +586,41 @@ def test_a_standby_that_is_shut_down_can_start_after_the_switch(
     assert keeper.stop()
     del host.fakes["uuid-e"]
     assert host.picture() == before
+
+
+def test_a_guest_that_is_off_and_cannot_move_keeps_no_other_back(
+    host: FakeAttachHost, keeper: AttachKeeper, path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Here an unrelated guest has a macvtap on its second lower device."""
+    asked = tuple(Policy(f"{name}.yaml", name, attachment=FORTH) for name in "abcd")
+    host.add("c", ("02:00:00:00:0c:00", "p0"), ("02:00:00:00:0c:01", "p1"), running=False)
+    host.add("d", ("02:00:00:00:0d:00", "p0"), running=False)
+    host.add("web", ("02:00:00:00:0e:00", "p1"))
+    keeper.update(asked)
+    host.start(host.fakes["uuid-d"])
+    assert host.problems() == []
+    assert {k.kind for k in host.table.values() if k.lower == 2} == {NAPI_KIND}
+    keeper.update(asked)
+    (told,) = errors(caplog)
+    assert "web 02:00:00:00:0e:00 on p1" in told
+    origins = known_origins(path)
+    state = AttachHostState(host.guests(), host.links().values(), origins)
+    (left,) = batches(state, wanted(state, origins, asked))
+    assert (left.guests, left.switch) == (("c",), None)
+
+
+def test_what_is_refused_is_told_of_guests_that_had_their_turn(
+    host: FakeAttachHost, keeper: AttachKeeper, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A reload would not switch them."""
+    asked = tuple(Policy(f"{name}.yaml", name, attachment=FORTH) for name in "abcd")
+    keeper.update(asked)
+    host.add("c", ("02:00:00:00:0c:00", "p0"), ("02:00:00:00:0c:01", "p1"), running=False)
+    host.add("d", ("02:00:00:00:0d:00", "p1"))
+    host.add("web", ("02:00:00:00:0e:00", "p1"))
+    keeper.update(asked)
+    assert "web 02:00:00:00:0e:00 on p1" in " ".join(errors(caplog))
+    assert "had its turn" not in caplog.text
 
 
 @pytest.mark.parametrize("mode", ["bridge", "passthrough"])

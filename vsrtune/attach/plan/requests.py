@@ -4,13 +4,13 @@
 A policy's ``attachment`` concerns the guest's macvtap and NAPI-macvlan interfaces, in the running
 guest and in its persistent definition. Guests that share a lower device switch together, and only
 if the policies of all of them ask for the same. A guest that is shut down switches along with those
-that run: on the other kind it could not start beside them.
+that run, unless it cannot be: on the other kind it could not start beside them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from vsrtune.attach.plan.model import AttachHostState, Switch, SwitchRequest, movable
 from vsrtune.attach.plan.planner import plan
@@ -81,14 +81,35 @@ def batches(
         request = SwitchRequest(to, group, live=False, config=False, by_policy=True)
         made = {m.device.name for b in found if b.switch is not None for m in b.switch.moves}
         try:
-            switch = plan(request, host, made)
+            switch, left = _possible(request, host, made)
         except VsrtuneError as error:
             found.append(Batch(group, to, reason, None, error))
             continue
+        found += [Batch((name,), to, asked[name][1], None, error) for name, error in left.items()]
         if switch.moves:
             movers = tuple(dict.fromkeys(m.guest for m in switch.moves))
             found.append(Batch(movers, to, reason, switch))
     return tuple(found)
+
+
+def _possible(
+    request: SwitchRequest, host: AttachHostState, names: Collection[str]
+) -> tuple[Switch, dict[str, VsrtuneError]]:
+    """The switch of the guests that run, and of those shut down that can move: the others keep no
+    router from what it is to have. Returns why these cannot, by guest. Back to macvtap all move or
+    none, because a lower device serves one kind. Raises VsrtuneError."""
+    forth = request.to is Attachment.NAPI_MACVLAN
+    off = [name for name in request.guests if forth and host.guest(name).live is None]
+    members = tuple(name for name in request.guests if name not in off)
+    switch = plan(replace(request, guests=members), host, names)
+    left: dict[str, VsrtuneError] = {}
+    for name in off:
+        try:
+            switch = plan(replace(request, guests=(*members, name)), host, names)
+            members = (*members, name)
+        except VsrtuneError as error:
+            left[name] = error
+    return switch, left
 
 
 def _groups(
