@@ -6,23 +6,29 @@ import itertools
 import json
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import memory_cli
 import pytest
 import shell_samples as samples
+from attach_host import FakeAttachHost
 from fake_host import FakeHost
 from memory_cli import Cli
+from switch_faults import do
 
+from vsrtune.attach.plan.model import SwitchRequest
+from vsrtune.attach.plan.planner import plan
 from vsrtune.attach.signals import HeldSignal, Interrupted
-from vsrtune.cli import main
+from vsrtune.cli import attachments, main
 from vsrtune.cli.trial import rule
 from vsrtune.cli.trial import run as trial_run
 from vsrtune.cli.trial.rule import TrialCounts, TrialTurn
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.execute.journal import Journal
+from vsrtune.model.guest import Attachment
 from vsrtune.model.load import DropPlace, GuestFrames, HostSample
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.policy.matching import QemuFilter
@@ -320,6 +326,22 @@ class TestCommand:
         monkeypatch.setattr("vsrtune.bench.setup.tuning.live_observer", Seeing)
         tried(str(tried.file), "--for", "24s")
         assert tried.host.writes > 0
+
+    def test_only_a_guest_that_runs_must_be_switched_before(
+        self, tried: Trials, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        host = FakeAttachHost()
+        host.add("vr1", ("02:00:00:00:0a:00", "p0"))
+        vr9 = host.add("vr9", ("02:00:00:00:0b:00", "p0"), running=False)
+        monkeypatch.setattr(attachments, "LiveHost", lambda _uri: host)
+        tried.file.write_text("guest: vr*\nattachment: napi-macvlan\n" + GOOD.split("\n", 1)[1])
+        assert tried(str(tried.file), "--for", "24s") == ExitCode.FAILED
+        assert "vr1: not on napi-macvlan yet" in tried.err
+        # What is off is no part of a trial, and one that cannot be switched keeps nobody from it.
+        vr9.config = vr9.config.replace("virtio", "e1000")
+        request = SwitchRequest(Attachment.NAPI_MACVLAN, ("vr1",))
+        do(host, tmp_path / "attach.jsonl", partial(plan, request))
+        assert tried(str(tried.file), "--for", "24s") == 0
 
     def test_an_interrupted_trial_is_taken_back(
         self, tried: Trials, monkeypatch: pytest.MonkeyPatch

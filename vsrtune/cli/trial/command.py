@@ -97,7 +97,7 @@ def try_(
     snapshot = observe(None, places.uri, 0.0, _known(subject, policy_dirs))
     policy, permanent = _chosen(subject, snapshot, policy_dirs)
     guests = _guests(policy, snapshot)
-    _check_attachment(policy, places)
+    _check_attachment(policy, guests, places)
     turns: list[TrialTurn] = []
     with held() as signals, ExitStack() as stack, Journal.open(places.journal, boot_id()) as opened:
         if opened.foreign is not None:
@@ -214,15 +214,16 @@ def _guests(policy: Policy, snapshot: Snapshot) -> list[Guest]:
     return found
 
 
-def _check_attachment(policy: Policy, places: StatePlaces) -> None:
-    """Raises VsrtuneError when the policy asks for a switch of attachments: a switch stops the
-    traffic for seconds, so it cannot be tried in turns."""
+def _check_attachment(policy: Policy, guests: Sequence[Guest], places: StatePlaces) -> None:
+    """Raises VsrtuneError when the policy asks for a switch of attachments of the guests: a switch
+    stops the traffic for seconds, so it cannot be tried in turns."""
     if policy.attachment is None:
         return
     host = attachments.look(places)
-    if batches(host, wanted(host, (), [policy])):
+    moved = {name for b in batches(host, wanted(host, (), [policy])) for name in b.guests}
+    if names := ", ".join(g.ref for g in guests if g.ref in moved):
         raise VsrtuneError(
-            f"the guests are not on {policy.attachment} yet, which is not tried in turns",
+            f"{names}: not on {policy.attachment} yet, which is not tried in turns",
             where=policy.at("attachment"),
             hint="switch with `vsrtune attach` first, or take the key out of the file that you try",
         )
