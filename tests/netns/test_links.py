@@ -35,8 +35,9 @@ SCRIPT = textwrap.dedent(
     assert netlink.link("m0") == made
     host.set_up(made.index, True)
     host.set_queue(made.index, 77)
+    host.set_mtu(made.index, 1900)
     changed = links()["m0"]
-    assert changed.up and changed.queue == 77, changed
+    assert changed.up and (changed.queue, changed.mtu) == (77, 1900), changed
     host.set_up(made.index, False)
     assert not links()["m0"].up
     host.remove(made.index)

@@ -85,6 +85,10 @@ class LiveHost(LiveDomains):
         """Set txqueuelen, in frames; the rings of a macvtap follow at once."""
         netlink.request("set", index=index, txqlen=queue)
 
+    def set_mtu(self, index: int, mtu: int) -> None:
+        """Set the MTU; EINVAL when it is more than the lower device's."""
+        netlink.request("set", index=index, mtu=mtu)
+
     def flag(self, name: str, flag: str) -> bool:
         """Whether a flag of a device of ours is on."""
         return bool(self._flag(name, flag))

@@ -161,6 +161,12 @@ class Sweep:
         else:
             flags = self._devices.flag(device)
             did += [f"set {flag} of {device.name}, which needs it" for flag in flags]
+            # The lower device's may have been lower when the device was made, or meanwhile.
+            lower = self._host.link(device.lower) if device.lower else None
+            mtu = min(device.mtu, lower.mtu) if lower is not None else 0
+            if link.mtu < mtu:
+                self._host.set_mtu(link.index, mtu)
+                did.append(f"set the MTU of {device.name} to {mtu}, as its interface had before")
         if up and link is not None and not link.up:
             for rival in idle:
                 if (other := self._devices.find(rival)) is not None and other.up:

@@ -27,7 +27,10 @@ from vsrtune.execute.syscalls import LiveCalls
 
 # The methods that change the host, and those of them that ask libvirt to.
 LIBVIRT = ("request_unplug", "plug", "define", "undefine_guest", "start_guest", "stop_guest")
-SWITCH = ("make", "remove", "set_up", "set_queue", "set_flag", "make_file", "remove_file", *LIBVIRT)
+SWITCH = (
+    *("make", "remove", "set_up", "set_queue", "set_mtu", "set_flag", "make_file", "remove_file"),
+    *LIBVIRT,
+)
 WRITES = ("write", "mkdir", "rmdir", "set_affinity", "set_sched", "pin")
 
 

@@ -297,6 +297,15 @@ def test_after_a_reboot_the_devices_come_before_the_guests(
         host.start(guest)
     assert host.problems() == []
     assert {k.mtu for k in host.table.values()} == {1500}
+    # It gets the usual one later than vsrtune-devices runs.
+    host.table[3] = replace(host.table[3], mtu=9000)
+    with AttachLedger.open(path) as ledger:
+        switcher = Switcher(host, ledger, "boot-2")
+        assert switcher.sweep().did == (
+            "set the MTU of nvt00000a01 to 9000, as its interface had before",
+        )
+        assert switcher.sweep() == Swept((), ())
+    assert {k.mac: k.mtu for k in host.table.values() if k.lower == 3} == {A1: 9000}
     switch(host, path, BACK)
     assert kinds(host) == {"macvtap"}
 

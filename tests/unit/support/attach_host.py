@@ -191,6 +191,12 @@ class FakeAttachHost:
         with self._change(f"queue {index} {queue}"):
             self.table[index] = replace(self.table[index], queue=queue)
 
+    def set_mtu(self, index: int, mtu: int) -> None:
+        with self._change(f"set {index} mtu {mtu}"):
+            if mtu > self.table[self.table[index].lower].mtu:
+                raise _os(errno.EINVAL)
+            self.table[index] = replace(self.table[index], mtu=mtu)
+
     def bridge(self, name: str, there: bool) -> None:
         """Make or remove a bridge with that port."""
         with self._change(f"{'make' if there else 'remove'} bridge on {name}"):
