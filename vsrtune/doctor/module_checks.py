@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from vsrtune.attach.plan.model import OURS, STACKED
+from vsrtune.attach.plan.model import OURS, STACKED, contend
 from vsrtune.core.text import counted
 from vsrtune.doctor.model import Finding, error, info, ok
 from vsrtune.model.host import Link
@@ -140,7 +140,10 @@ def lower_devices(facts: ModuleFacts) -> Iterable[Finding]:
         own = [k.name for k in stacked if k.kind in OURS]
         others = [f"{k.name} ({k.kind})" for k in stacked if k.kind not in OURS]
         where = lower.name if lower is not None else f"device {index}"
-        down = [k.name for k in stacked if k.kind in OURS and not k.up]
+        rest = [
+            k.name for k in stacked if not k.up and any(o.up and contend(k, o) for o in stacked)
+        ]
+        down = [k.name for k in stacked if k.kind in OURS and not k.up and k.name not in rest]
         if others and own:
             yield info(
                 f"{where} is held by {', '.join(others)}; {', '.join(down or own)} can come up "
@@ -154,6 +157,12 @@ def lower_devices(facts: ModuleFacts) -> Iterable[Finding]:
             first = [lower.name] if lower is not None and not lower.up else []
             commands = (f"ip link set {name} up" for name in (*first, *down))
             yield error(text, " && ".join(commands), "`ip -d link`")
+        elif rest:
+            yield info(
+                f"{', '.join(rest)} on {where} is down, as for a standby: another device is up "
+                "there with its MAC, or one of them has mode passthrough",
+                "the daemon brings up the one whose guest runs",
+            )
         else:
             yield ok(f"{where} carries {', '.join(own)}")
     for link in facts.links:

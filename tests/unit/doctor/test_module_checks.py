@@ -70,6 +70,7 @@ def test_a_host_that_is_fit() -> None:
 P0 = Link(2, "p0", up=True)
 TAP = Link(3, "macvtap0", "macvtap", lower=2, up=True)
 OURS = Link(4, "nvt1", "napi_macvtap", lower=2)
+RIVAL = replace(OURS, index=5, name="nvt2", up=True)
 PORT = (replace(P0, master=9), Link(9, "br0", "bridge"))
 OK, INFO, ERROR = Severity.OK, Severity.INFO, Severity.ERROR
 
@@ -96,6 +97,7 @@ OK, INFO, ERROR = Severity.OK, Severity.INFO, Severity.ERROR
         (lower_devices, {"links": (P0, TAP)}, INFO, "macvtap0"),
         (lower_devices, {"links": (P0, TAP, OURS)}, INFO, "nvt1 can come up when"),
         (lower_devices, {"links": (P0, OURS)}, ERROR, "gets no frames"),
+        (lower_devices, {"links": (P0, OURS, RIVAL)}, INFO, "nvt1 on p0 is down, as for a standby"),
         (lower_devices, {"links": (P0, replace(OURS, up=True))}, OK, "carries nvt1"),
         (lower_devices, {"links": PORT}, INFO, "br0"),
         (switches, {"unfinished": True}, ERROR, "interrupted"),
