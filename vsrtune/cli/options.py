@@ -342,7 +342,8 @@ def running_guest(snapshot: Snapshot, name: str, more: str = "") -> Guest:
     """The guest of that name or UUID. Raises VsrtuneError when none runs; ``more`` is added to
     its hint."""
     for guest in snapshot.guests:
-        if name in (guest.ref, guest.uuid):
+        # A guest without a UUID has an empty one.
+        if name and name in (guest.ref, guest.uuid):
             return guest
     there = ", ".join(guest.ref for guest in snapshot.guests) or "none"
     raise VsrtuneError(

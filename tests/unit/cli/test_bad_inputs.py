@@ -20,7 +20,7 @@ from vsrtune.cli.options import ATTACH_LEDGER, JOURNAL, Duration
 from vsrtune.core.exit_codes import ExitCode
 
 HOST = str(recorded_hosts.file("trixie-e1000e"))
-ROOT = ("--root", HOST)
+PLAIN = recorded_hosts.file("bookworm-veth-plain")
 GOOD = "guest: vr1\ncpus: {irq: 0, vcpu: 1, vhost: 2}\nprofile: none\n"
 
 
@@ -200,6 +200,8 @@ CASES = (
         for command in ("show", "plan", "verify", "status", "top --once --interval 100ms")
     ),
     host("policy init nobody", 1, "nobody: no such guest is running"),
+    # Nor an empty name the guest without a UUID.
+    Bad(f"verify --guest= --policies @ --root {PLAIN}", 1, ("no such guest is running",), {"p.yaml": GOOD}),
     host("plan --json --guest vr1", 2, "--json stores the plan, which is of all guests"),
     host("plan --detailed-exitcode", 3),
     host("verify", 5, "vr1: refused", text="guest: vr1\ncpus: {vcpu: 77}\nprofile: none\n"),
