@@ -125,7 +125,17 @@ def group_names(ctx: click.Context, _param: click.Parameter, begun: str) -> list
     return [CompletionItem(begun, type="file"), *found]
 
 
+class _Directory(click.Path):
+    """A directory. Path takes an empty name, that of an unset variable, for the current one."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if value == "":
+            self.fail("the name is empty; name a directory, or leave the option out", param, ctx)
+        return super().convert(value, param, ctx)
+
+
 _FILE = click.Path(path_type=Path, exists=True, dir_okay=False)
+_DIRECTORY = _Directory(path_type=Path, file_okay=False)
 
 dry_run_option = click.option(
     "--dry-run", is_flag=True, help="Show what would be done, and do nothing."
@@ -149,7 +159,7 @@ policies_option = click.option(
     "--policies",
     "policy_dirs",
     multiple=True,
-    type=click.Path(path_type=Path, file_okay=False),
+    type=_DIRECTORY,
     default=(POLICY_DIR,),
     show_default=True,
     envvar="VSRTUNE_POLICIES",
@@ -173,7 +183,7 @@ attach_ledger_option = click.option(
 )
 groups_option = click.option(
     "--groups",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=_DIRECTORY,
     default=GROUP_DIR,
     show_default=True,
     envvar="VSRTUNE_GROUPS",

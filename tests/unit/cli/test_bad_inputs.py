@@ -168,6 +168,8 @@ CASES = (
     Bad("group scale edge 0", 2, ("0 is not in the range",)),
     # Files and places.
     Bad("plan --policies @/p.yaml", 2, ("is a file",), {"p.yaml": GOOD}),
+    *(Bad(f"{command}=", 2, ("the name is empty; name a directory",))
+      for command in ("apply --policies", "policy check --policies", "plan --policies", "group create g --groups")),
     *(Bad(f"{command} --policies @/none", 4, ("@/none: the directory does not exist",))
       for command in ("plan", "apply", "verify")),
     *(
