@@ -112,12 +112,16 @@ def unsafe(files: Iterable[Path]) -> list[PolicyError]:
                 found = place.stat()
             except OSError:
                 continue  # reading it will say why
+            if not (stat.S_ISREG(found.st_mode) or stat.S_ISDIR(found.st_mode)):
+                continue  # and so it will of a device, which all may write
             owner = found.st_uid
             if owner not in (0, os.geteuid()):
                 what, hint = f"it belongs to user {owner}", f"chown root: {place}"
             elif found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
                 mode = stat.S_IMODE(found.st_mode)
                 what, hint = f"others may write it (mode {mode:04o})", f"chmod go-w {place}"
+                if mode & stat.S_ISVTX:  # /tmp and its like, which others need
+                    hint = "move the policies to a directory of root's own"
             else:
                 continue
             what = f"not read, because {what}: a policy must be root's alone to write"

@@ -330,7 +330,11 @@ def test_a_directory_that_others_may_write(tmp_path: Path) -> None:
     for directory in (own, shared):
         with pytest.raises(PolicyErrors) as caught:
             load_dirs([directory])
-        assert [e.where for e in caught.value.errors] == [str(shared)]
+        (error,) = caught.value.errors
+        assert (error.where, error.hint) == (str(shared), f"chmod go-w {shared}")
+    shared.chmod(0o1777)
+    (error,) = unsafe([shared / "a.yaml"])
+    assert error.hint == "move the policies to a directory of root's own", "as /tmp, nobody's alone"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="gives a file away, which needs root")
@@ -345,10 +349,13 @@ def test_a_file_of_somebody_else(tmp_path: Path) -> None:
 def test_what_is_no_file(tmp_path: Path) -> None:
     (tmp_path / "dir.yaml").mkdir()
     (tmp_path / "gone.yaml").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "null.yaml").symlink_to("/dev/null")
+    assert unsafe(files_in([tmp_path])) == [], "a device that all may write is none either"
     errors = read_all(files_in([tmp_path]))[1]
     assert [(e.where, e.what) for e in errors] == [
         (f"{tmp_path}/dir.yaml:1", "this is no regular file"),
         (f"{tmp_path}/gone.yaml:1", "the file cannot be read: No such file or directory"),
+        (f"{tmp_path}/null.yaml:1", "this is no regular file"),
     ]
     assert read_all([tmp_path / "absent.yaml"])[1][0].what.startswith("the file cannot be read")
 
