@@ -19,6 +19,7 @@ from prometheus_tools import program
 from ruamel.yaml import YAML
 
 from vsrtune.cli.main import cli, run
+from vsrtune.observe.observer import ROUND, SELDOM
 from vsrtune.policy.parser import parse
 from vsrtune.policy.schema import SCHEMA
 from vsrtune.views.metric_families import FAMILIES
@@ -368,6 +369,14 @@ def test_panels_of_the_dashboard_ask_for_metrics_of_ours_alone() -> None:
             assert panel["description"]
             assert all(_METRIC.search(target["expr"]) for target in panel["targets"])
             assert not any("node_" in target["expr"] for target in panel["targets"])
+
+
+@pytest.mark.parametrize("file", ["README.md", "alerts.yaml", "dashboard.json"])
+def test_rates_look_back_further_than_to_the_last_reading_of_a_counter(file: str) -> None:
+    """Those of threads and devices, which are read seldom where there are many guests."""
+    counter = r"vsrtune_(?:thread|interface|tap)_\w+_total(?:\{[^}]*\})?\[(.+?)\]"
+    assert set(re.findall(counter, (MONITORING / file).read_text("utf-8"))) == {"5m"}
+    assert 2 * 10 * ROUND * SELDOM < 5 * 60, "of the default interval, 10 s"
 
 
 def test_every_alert_is_explained_and_tested() -> None:

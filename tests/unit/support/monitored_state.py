@@ -17,7 +17,7 @@ BUDGET = Sched(
 
 def state() -> DaemonState:
     """A recorded host with a device of the kernel module, tuned, a queue changed since, a vcpu
-    with a budget and a measured load, and made-up traffic."""
+    with a budget that has waited for a CPU, and made-up traffic."""
     with recorded_state.passes("trixie-napi") as (host, passes):
         passes.run()
         recorded_state.set_queue(host, 0, 77)
@@ -26,11 +26,10 @@ def state() -> DaemonState:
     assert seen.snapshot is not None
     (guest,) = seen.snapshot.guests
     (vcpu, *_) = guest.by_role(Role.VCPU)
-    threads = tuple(
-        replace(t, sched=BUDGET, load=(0.5,)) if t is vcpu else t for t in guest.threads
-    )
+    threads = tuple(replace(t, sched=BUDGET) if t is vcpu else t for t in guest.threads)
     booked = tuple(DeadlineCpu(c.id, 209715) for c in seen.snapshot.host.cpus)
     host_seen = replace(seen.snapshot.host, deadline=booked)
     snapshot = replace(seen.snapshot, host=host_seen, guests=(replace(guest, threads=threads),))
     recent = recorded_state.with_traffic(seen).recent
-    return replace(seen, snapshot=snapshot, recent=replace(recent, budgets={vcpu.key: 0.5}))
+    recent = replace(recent, budgets={vcpu.key: 0.5}, waited={vcpu.key: 9.0})
+    return replace(seen, snapshot=snapshot, recent=recent)
