@@ -235,3 +235,22 @@ def test_a_purge_deletes_what_the_guide_says_and_a_removal_nothing(tmp_path: Pat
     guide = (TREE / "docs/guides/upgrade.md").read_text()
     told = set(re.findall(r"^\| `(/[^`]+)`.*\| stays[^|]*\| deleted \|$", guide, re.MULTILINE))
     assert deleted == {"remove": set(), "purge": told - {"/etc/default/vsrtune"}}
+
+
+@pytest.mark.parametrize("on_our_devices", [False, True])
+def test_the_package_stays_while_guests_stand_on_its_devices(
+    tmp_path: Path, on_our_devices: bool
+) -> None:
+    """Also where undo fails: a reboot ends settings, but does not bring such guests back."""
+    (tmp_path / "attach.jsonl").write_text("{}\n" if on_our_devices else "")
+    (tmp_path / "cat").symlink_to("/bin/cat")
+    script = (TREE / "debian/vsrtune.prerm").read_text()
+    script = script.replace("/var/lib/vsrtune", str(tmp_path))
+    script = script.replace("/run/systemd/system", str(tmp_path))
+    words = ["/bin/sh", "-c", script, "prerm", "remove"]
+    done = subprocess.run(
+        words, check=False, env={"PATH": str(tmp_path)}, capture_output=True, text=True
+    )
+    assert done.returncode == on_our_devices
+    assert ("vsrtune attach --to macvtap" in done.stderr) == on_our_devices
+    assert ("a reboot does it" in done.stderr) != on_our_devices
