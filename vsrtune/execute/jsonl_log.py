@@ -129,11 +129,18 @@ class JsonlLog(Closing):
         return read_log(self.path)
 
     def resume(self, data: bytes) -> None:
-        """Continue the file, whose content is ``data``: its torn end is cut off."""
+        """Continue the file, whose content is ``data``: its torn end is cut off. One that a disk
+        error has made read-only holds what is in force, but takes no record until ``rewrite``."""
         whole = data.rfind(b"\n") + 1
         try:
-            self._open_file()
-            if whole != len(data):
+            try:
+                self._open_file()
+            except OSError as error:
+                if error.errno != errno.EROFS:
+                    raise
+                self._broken = str(error)
+                self._file = open_private(self.path, os.O_RDONLY)
+            if not self._broken and whole != len(data):
                 os.ftruncate(self._file, whole)
                 os.fsync(self._file)
         except OSError as error:
@@ -336,7 +343,7 @@ def corrupt(path: Path, number: int, what: str) -> JournalError:
 def holder(path: Path) -> str:
     """The other process, the daemon as a rule, that holds the log now; "" when none does."""
     try:
-        fd = os.open(_lock_file(path), os.O_RDWR | os.O_CLOEXEC)
+        fd = _open_lock(path, os.O_RDWR)
     except OSError:
         return ""
     try:
@@ -368,7 +375,7 @@ def last_record(data: bytes, kinds: Collection[str]) -> dict[str, Any]:
 
 
 def _take_lock(path: Path, names: LogNames, wait: float) -> int:
-    fd = open_private(_lock_file(path), os.O_RDWR | os.O_CREAT)
+    fd = _open_lock(path, os.O_RDWR | os.O_CREAT)
     end = time.monotonic() + wait
     try:
         while True:
@@ -384,8 +391,14 @@ def _take_lock(path: Path, names: LogNames, wait: float) -> int:
         raise
 
 
-def _lock_file(path: Path) -> Path:
-    return path.with_name(path.name + ".lock")
+def _open_lock(path: Path, flags: int) -> int:
+    file = path.with_name(path.name + ".lock")
+    try:
+        return open_private(file, flags)
+    except OSError as error:
+        if error.errno != errno.EROFS or not file.exists():
+            raise
+        return open_private(file, os.O_RDONLY)  # flock(2) requires no more
 
 
 def _holder(fd: int) -> str:

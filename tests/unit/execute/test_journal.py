@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import JournalError, Lasting
 from vsrtune.execute import jsonl_log
 from vsrtune.execute.journal import Journal, read_entries
+from vsrtune.execute.jsonl_log import holder
 from vsrtune.host import state_files
 from vsrtune.model.guest import ThreadKey
 from vsrtune.model.plan import Action
@@ -465,30 +467,48 @@ def test_records_out_of_turn_never_reach_the_file(path: Path) -> None:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Path:
+def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of 256 KiB, already full but for a little."""
     place = tmp_path / "disk"
     place.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(place)]
     if os.geteuid() != 0 or subprocess.run(command, capture_output=True, check=False).returncode:
         pytest.skip("mounting a tmpfs needs root and CAP_SYS_ADMIN")
-    return place
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
 
 
 def test_a_full_disk_shows_before_the_first_write(small_disk: Path) -> None:
-    try:
-        with Journal.open(small_disk / "journal.jsonl", BOOT) as journal:
-            journal.reserve([queue(500, 100)] * 20)
-            filler = small_disk / "filler"
-            with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-                while True:
-                    file.write(bytes(4096))
-            for _ in range(20):
-                write(journal, queue(500, 100))
-                write(journal, queue(100, 500))
+    with Journal.open(small_disk / "journal.jsonl", BOOT) as journal:
+        journal.reserve([queue(500, 100)] * 20)
+        filler = small_disk / "filler"
+        with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+            while True:
+                file.write(bytes(4096))
+        for _ in range(20):
             write(journal, queue(500, 100))
-            with pytest.raises(JournalError, match="No space"):
-                journal.reserve([queue(500, 100)] * 500)
-            assert journal.applied() == {QUEUE: 100}
-    finally:
-        subprocess.run(["umount", str(small_disk)], check=True)
+            write(journal, queue(100, 500))
+        write(journal, queue(500, 100))
+        with pytest.raises(JournalError, match="No space"):
+            journal.reserve([queue(500, 100)] * 500)
+        assert journal.applied() == {QUEUE: 100}
+
+
+def test_a_disk_that_has_become_read_only_keeps_no_daemon_from_its_start(small_disk: Path) -> None:
+    """What is in force is known and can be guarded; the end of the last line stays torn."""
+    path = small_disk / "journal.jsonl"
+    with Journal.open(path, BOOT) as journal:
+        write(journal, queue(500, 100))
+    path.write_bytes(path.read_bytes() + b'{"r":"int')
+    remount = ("mount", str(small_disk), "-o")
+    subprocess.run([*remount, "remount,ro"], check=True)
+    with Journal.open(path, BOOT) as journal:
+        assert str(os.getpid()) in holder(path)
+        assert journal.applied() == {QUEUE: 100}
+        for attempt in (lambda: journal.intent(queue(100, 50)), journal.renew):
+            with pytest.raises(JournalError, match="Read-only file system"):
+                attempt()
+        subprocess.run([*remount, "remount,rw"], check=True)
+        journal.renew()
+        write(journal, queue(100, 50))
+    assert folded(path) == [(500, 50, "done")]
