@@ -12,7 +12,7 @@ from functools import cache
 from typing import Any, TypeVar, Union
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.errors import UnknownError, VsrtuneError
 
 T = TypeVar("T")
 
@@ -114,7 +114,7 @@ def _decode_union(options: tuple[Any, ...], data: Any, where: str) -> Any:
         for option in options:
             if getattr(option, "kind", None) == data["kind"]:
                 return _decode(option, data, where)
-        raise VsrtuneError(f"unknown kind {data['kind']!r}", where=where)
+        raise UnknownError(f"unknown kind {data['kind']!r}", where=where)
     # The exact type tells scalars apart. CpuSet comes after them: it is written as text and must
     # not shadow a plain str option.
     for option in options:
@@ -142,5 +142,5 @@ def _decode_dataclass(cls: type, data: Any, where: str) -> Any:
             raise VsrtuneError("missing", where=path)
     unknown = set(data) - set(values) - {"kind"}
     if unknown:
-        raise VsrtuneError(f"unknown field {min(unknown)!r}", where=where)
+        raise UnknownError(f"unknown field {min(unknown)!r}", where=where)
     return cls(**values)

@@ -53,6 +53,10 @@ class InputError(VsrtuneError):
     exit_code = ExitCode.WRONG
 
 
+class UnknownError(VsrtuneError):
+    """Data of a kind, or with a field, that this version does not know; a later one may."""
+
+
 class PolicyError(InputError):
     """A policy file that cannot be used; nothing is applied."""
 

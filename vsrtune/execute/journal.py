@@ -6,9 +6,9 @@ every setting that we write is volatile, so the journal discards entries of anot
 them in ``Journal.discarded``.
 
 A file of another version of the format (``VERSION``) is renamed if it is of another boot. If it
-is of this boot, it stays where it is, for the version that can read it, and the journal takes no
-records (``Journal.foreign``): the present settings of the host may be tuned, and must not become
-originals.
+is of this boot, or has a record of this boot whose kind only a later vsrtune knows, it stays where
+it is, for the version that can read it, and the journal takes no records (``Journal.foreign``):
+the present settings of the host may be tuned, and must not become originals.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from vsrtune.core.closing import Closing
-from vsrtune.core.errors import JournalError, VsrtuneError
+from vsrtune.core.errors import JournalError, UnknownError, VsrtuneError
 from vsrtune.execute.jsonl_log import (
     JsonlLog,
     LogNames,
@@ -70,7 +70,7 @@ class Journal(Closing):
 
     ``discarded`` counts entries of another boot. ``set_aside`` is the new name of a file of
     another boot and version. ``foreign`` is the reason why nothing can be recorded or undone: the
-    file is of this boot and of another version. ``budgets_end`` is on the clock of
+    file is of this boot and another vsrtune's. ``budgets_end`` is on the clock of
     ``time.monotonic``: until then the kernel may have bandwidth booked for threads that the
     previous writer of the journal took out of class deadline.
 
@@ -361,25 +361,27 @@ def read(path: Path, data: bytes, boot_id: str) -> tuple[Fold, bool]:
     same_boot = boot in (boot_id, "")
     if version != _VERSION:
         if same_boot:
-            raise _foreign(path, version)
+            raise _foreign(path, f"version {version} of the journal's format")
         return fold, False
     try:
         read_records(path, data, fold)
-    except JournalError:
+    except JournalError as error:
+        if same_boot and isinstance(error.__cause__, UnknownError):
+            raise _foreign(path, f"a record ({error.__cause__})") from error
         if same_boot:
             raise
     return fold, same_boot
 
 
 class _ForeignError(JournalError):
-    """The journal is of this boot and of another version."""
+    """The journal is of this boot and another vsrtune's."""
 
 
-def _foreign(path: Path, version: str) -> _ForeignError:
+def _foreign(path: Path, what: str) -> _ForeignError:
     return _ForeignError(
-        f"version {version} of the journal's format has what another vsrtune set since this "
-        f"host booted; this vsrtune knows version {VERSION}, so it can neither undo these "
-        "settings nor tell them from what was there before: it changes nothing on the host",
+        f"{what} has what another vsrtune set since this host booted; this vsrtune does "
+        "not know it, so it can neither undo these settings nor tell them from what was there "
+        "before: it changes nothing on the host",
         where=str(path),
         hint="the file stays there: install the vsrtune that wrote it and run `vsrtune undo`, "
         "or reboot the host; if you move the file away, what is set now counts as untuned",

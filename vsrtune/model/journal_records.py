@@ -36,7 +36,7 @@ from typing import Any, Literal
 
 from vsrtune.core.codec import decode, encode
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.core.errors import VsrtuneError
+from vsrtune.core.errors import UnknownError, VsrtuneError
 from vsrtune.model.deadline import lag_seconds
 from vsrtune.model.guest import Sched, SchedClass, ThreadKey, is_lowered, level
 from vsrtune.model.plan import Action
@@ -306,8 +306,10 @@ class Fold:
                     reason=decode(str, data.get("reason"), "$.reason"),
                 )
             )
+        elif isinstance(kind, str):
+            raise UnknownError(f"unknown record {kind!r}")
         else:
-            raise VsrtuneError(f"unknown record {kind!r}")
+            raise VsrtuneError("it is no record")
 
     def compacted(self) -> list[dict[str, Any]]:
         """Records that fold to exactly this. Without live entries there is no lag record, because
