@@ -267,6 +267,7 @@ def undo(as_json: bool, dry_run: bool, places: StatePlaces) -> int:
     boot = boot_id()
     if dry_run:
         return _preview_undo(places, boot, as_json)
+    from vsrtune.daemon.attachments import SETTLED_PATH
     from vsrtune.daemon.events.changes import remove_stale
 
     with ExitStack() as stack:
@@ -279,6 +280,8 @@ def undo(as_json: bool, dry_run: bool, places: StatePlaces) -> int:
         with contextlib.suppress(OSError):
             remove_stale()
             Tracer().remove_stale()
+        with contextlib.suppress(OSError):
+            SETTLED_PATH.unlink()  # whoever starts the daemon again asks for the policies
         # Nothing that fails here keeps what the journal holds from being put back.
         codes: list[ExitCode] = []
         with _noted("guests may still be on the attachment of a policy", codes):

@@ -27,7 +27,7 @@ from vsrtune.cli.render import complain, say
 from vsrtune.core.errors import JournalError, PolicyError, VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.daemon import http, systemd
-from vsrtune.daemon.attachments import AttachKeeper, AttachThread
+from vsrtune.daemon.attachments import SETTLED_PATH, AttachKeeper, AttachThread
 from vsrtune.daemon.events import libvirt
 from vsrtune.daemon.events.changes import ChangeEvents, remove_stale
 from vsrtune.daemon.events.kernel import LinkEvents, Patrol
@@ -262,7 +262,7 @@ def daemon(
         )
         # The daemon's unit keeps it out of the directories of guests' files.
         host = LiveHost(uri, files=False)
-        keeper = AttachKeeper(attach_ledger, journal, host, boot_id())
+        keeper = AttachKeeper(attach_ledger, journal, host, boot_id(), SETTLED_PATH)
         aside, recent, limits = Aside(), RecentKeeper(LiveRoot()), BottleneckKeeper(LiveRoot())
 
         def publish(state: DaemonState) -> None:

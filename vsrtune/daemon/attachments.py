@@ -6,7 +6,7 @@ of the switch died, and the daemon takes the switch back.
 
 Nothing flaps: the daemon switches a guest for its policy once. When the switch fails, or
 somebody switches the guest by hand afterwards, the daemon leaves the guest alone until the
-policies are loaded again.
+policies are loaded again. So does the next daemon after an upgrade or a crash.
 
 This runs in a thread of its own. A switch takes as long as its guests like, and a QEMU need not
 answer at all; the loop tunes the others meanwhile.
@@ -14,8 +14,10 @@ answer at all; the loop tunes the others meanwhile.
 
 from __future__ import annotations
 
+import json
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -29,14 +31,19 @@ from vsrtune.attach.signals import Interrupted
 from vsrtune.attach.survey import survey
 from vsrtune.attach.sweep import Swept
 from vsrtune.attach.transaction import Switcher
+from vsrtune.core.codec import decode, encode
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.retry import Pause, SaidOnce
+from vsrtune.core.untrusted import json_value
 from vsrtune.daemon.events.thread import survive
 from vsrtune.daemon.systemd import LOGGER, fields
 from vsrtune.execute.jsonl_log import LockedError
 from vsrtune.execute.ledger import read_pending
+from vsrtune.host.state_files import read_file, replace_volatile
+from vsrtune.model.guest import Attachment
 from vsrtune.policy.model import Policy
 
+SETTLED_PATH = Path("/run/vsrtune/settled.json")
 # A pass waits at most this many seconds for libvirt; the next one tries again.
 PATIENCE = 2.0
 # A stop waits this many seconds for a switch to succeed. A guest that releases nothing has 30 s to
@@ -47,7 +54,8 @@ _PULSE = 1.0
 
 
 class AttachKeeper:
-    """Maintains the ledger at ``path``; ``journal`` tells which queues the daemon set."""
+    """Maintains the ledger at ``path``; ``journal`` tells which queues the daemon set. ``kept`` is
+    the file of what the next daemon has to know."""
 
     def __init__(
         self,
@@ -55,6 +63,7 @@ class AttachKeeper:
         journal: Path,
         host: LiveHost,
         boot: str,
+        kept: Path,
     ) -> None:
         self._path = path
         self._journal = journal
@@ -62,8 +71,11 @@ class AttachKeeper:
         self._boot = boot
         self._said = SaidOnce()
         self._policies: tuple[Policy, ...] | None = None
-        # Guests that had their turn since the policies were loaded.
-        self._settled: set[str] = set()
+        self._kept = kept
+        # The guests that had their turn since the policies were loaded, and what was asked for.
+        self._settled: Mapping[str, Attachment] = {}
+        with suppress(OSError, ValueError, VsrtuneError):
+            self._settled = decode(dict[str, Attachment], json_value(read_file(kept)))
         # Without another try to take a switch back. Each takes a guest's interfaces away and
         # keeps others from the ledger.
         self._pause = Pause()
@@ -76,8 +88,9 @@ class AttachKeeper:
     def update(self, policies: tuple[Policy, ...]) -> None:
         """Run one pass. Log each failure once while it lasts; raise none."""
         if policies is not self._policies:
+            if self._policies is not None:
+                self.forget()
             self._policies = policies
-            self._settled.clear()
         elif self._pause.left(self._host.clock()):
             return
         self._guarded(self._follow, _wait_for)
@@ -88,14 +101,27 @@ class AttachKeeper:
         from any thread."""
         self._interrupted = True
 
+    def forget(self) -> None:
+        """Have each guest switched for its policy once more."""
+        self._settle({})
+
     def stop(self) -> bool:
         """Switch back what policies had switched, guests included that a pass could not switch
         back. True when every such guest is known to be back. Log each failure, also one that a
         pass has logged; raise none."""
         self._said = SaidOnce()
-        self._settled.clear()
+        self.forget()
         self._interrupted = False
-        return self._guarded(self._stop, self._complain)
+        try:
+            return self._guarded(self._stop, self._complain)
+        finally:
+            self.forget()
+
+    def _settle(self, settled: Mapping[str, Attachment]) -> None:
+        if settled != self._settled:
+            self._settled = settled
+            with suppress(OSError):
+                replace_volatile(self._kept, json.dumps(encode(settled)).encode(), 0o600)
 
     def _guarded(
         self, work: Callable[[Switcher], bool], locked: Callable[[VsrtuneError], None]
@@ -163,7 +189,9 @@ class AttachKeeper:
         host = survey(self._host, origins, self._journal)
         asked = wanted(host, origins, policies)
         found = batches(host, asked)
-        self._settled |= set(asked) - {name for b in found for name in b.guests}
+        moving = {name for batch in found for name in batch.guests}
+        there = {name: to for name, (to, _) in asked.items() if name not in moving}
+        self._settle({**self._settled, **there})
         clean = True
         for batch in found:
             names = ", ".join(batch.guests)
@@ -172,7 +200,7 @@ class AttachKeeper:
                 if batch.error is not None:
                     self._complain(batch.error)
                 clean = False
-            elif self._settled & set(batch.guests):
+            elif any(self._settled.get(name) is batch.to for name in batch.guests):
                 if self._said.new(("held", batch.guests)):
                     LOGGER.warning(
                         "%s left alone: not on %s, and had its turn; a reload switches it",
@@ -180,13 +208,13 @@ class AttachKeeper:
                         batch.to,
                     )
             else:
-                self._settled |= set(batch.guests)
                 clean &= self._carry_out(switcher, batch, batch.switch)
         return clean
 
     def _carry_out(self, switcher: Switcher, batch: Batch, switch: Switch) -> bool:
         self._check()
         names = ", ".join(batch.guests)
+        self._settle({**self._settled, **dict.fromkeys(batch.guests, batch.to)})
         LOGGER.info("switching %s to %s (%s)", names, batch.to, batch.reason)
         for note in switch.notes:
             LOGGER.warning("%s", note)
@@ -240,8 +268,9 @@ class AttachThread:
         self._policies = policies
         self._due.set()
 
-    def finish(self) -> None:
-        """Begin nothing more, and wait for the end of what is under way."""
+    def finish(self, *, forget: bool) -> None:
+        """Begin nothing more, and wait for the end of what is under way. ``forget``: the next
+        daemon begins anew, not where this one ends."""
         self._finish = True
         self._due.set()
         if not self._wait(self._finished.wait):
@@ -249,6 +278,8 @@ class AttachThread:
                 "a switch of attachments is still under way; the next daemon takes it back, or "
                 "`vsrtune attach --recover`"
             )
+        if forget:
+            self._keeper.forget()
 
     def stop(self) -> bool:
         """Have a switch that is under way taken back, and guests switched back as the keeper does.

@@ -399,7 +399,7 @@ class Daemon:
     def _end(self) -> ExitCode:
         self._notifier.stopping()
         if self._attachments is not None and (self._keep or not self._restore):
-            self._attachments.finish()
+            self._attachments.finish(forget=self._restore)
         if not self._restore:
             LOGGER.info("handing over: the host stays tuned for the next daemon")
             return ExitCode.HANDED_OVER

@@ -77,8 +77,12 @@ def test_nothing_to_recover(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
 
 
 def test_undo_takes_an_interrupted_switch_back(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And the next daemon follows the policies anew."""
+    settled = tmp_path / "settled.json"
+    settled.write_text("{}")
+    monkeypatch.setattr("vsrtune.daemon.attachments.SETTLED_PATH", settled)
     path = tmp_path / "attach.jsonl"
     device = MadeDevice("nosuch-in", "lo", "02:00:00:00:0a:00", 4, 1500, 500, every_queue=True)
     with AttachLedger.open(path) as ledger:
@@ -97,6 +101,7 @@ def test_undo_takes_an_interrupted_switch_back(
     assert run(["undo", "--connect", URI, *options]) == 0
     with AttachLedger.open(path) as ledger:
         assert ledger.pending() == []
+    assert not settled.exists()
 
 
 def test_recover_names_what_is_left_of_a_clone(

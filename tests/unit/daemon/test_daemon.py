@@ -1223,6 +1223,9 @@ class BlockedKeeper(BrokenKeeper):
     def interrupt(self) -> None:
         """The guest does not hear it."""
 
+    def forget(self) -> None:
+        """Nothing was settled."""
+
 
 @pytest.mark.parametrize(
     ("end", "keep", "code"),

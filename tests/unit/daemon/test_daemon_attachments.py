@@ -49,7 +49,13 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def keeper(host: FakeAttachHost, path: Path) -> AttachKeeper:
-    return AttachKeeper(path, path.with_name("journal.jsonl"), host, BOOT)
+    return the_next(host, path)
+
+
+def the_next(host: FakeAttachHost, path: Path) -> AttachKeeper:
+    """That of a daemon which starts now."""
+    kept = path.with_name("settled.json")
+    return AttachKeeper(path, path.with_name("journal.jsonl"), host, BOOT, kept)
 
 
 def kinds(host: FakeAttachHost) -> set[str]:
@@ -191,6 +197,30 @@ def test_an_operator_wins_until_the_policies_are_loaded_again(
     again = (Policy("p.yaml", "*", attachment=FORTH),)
     keeper.update(again)
     assert kinds(host) == {NAPI_KIND}
+
+
+@pytest.mark.parametrize("end", ["upgrade", "crash", "kept", "stop", "damaged"])
+def test_an_operator_wins_over_the_next_daemon_where_nobody_asks_anew(
+    host: FakeAttachHost, keeper: AttachKeeper, path: Path, end: str
+) -> None:
+    keeper.update(NAPI)
+    by_hand(host, path, BACK)
+    if end in ("upgrade", "kept"):
+        beside(keeper).finish(forget=end == "kept")
+    elif end == "stop":
+        assert keeper.stop()
+    elif end == "damaged":
+        path.with_name("settled.json").write_text('{"a": "nowhere"}')
+    the_next(host, path).update(NAPI)
+    assert kinds(host) == {"macvtap" if end in ("upgrade", "crash") else NAPI_KIND}
+
+
+def test_a_policy_that_asks_for_another_attachment_is_followed_by_the_next_daemon(
+    host: FakeAttachHost, keeper: AttachKeeper, path: Path
+) -> None:
+    keeper.update(NAPI)
+    the_next(host, path).update((Policy("p.yaml", "*", attachment=BACK),))
+    assert kinds(host) == {"macvtap"}
 
 
 def test_what_an_operator_switched_stays_at_the_end(
@@ -451,6 +481,9 @@ class SlowKeeper:
     def interrupt(self) -> None:
         self.did.append("interrupt")
 
+    def forget(self) -> None:
+        self.did.append("forget")
+
     def stop(self) -> bool:
         self.did.append("stop")
         return True
@@ -517,7 +550,7 @@ def test_a_handover_waits_for_a_switch_and_begins_none(slow: SlowKeeper) -> None
     thread.update(NAPI)
     slow.begun.wait()
     thread.update(NONE)
-    thread.finish()
+    thread.finish(forget=False)
     assert slow.did == [NAPI, "end"]
     thread.update(NONE)
     assert thread.stop()
@@ -530,7 +563,7 @@ def test_a_handover_waits_for_no_guest_without_end(
     thread = beside(slow)
     thread.update(NAPI)
     slow.begun.wait()
-    thread.finish()
+    thread.finish(forget=False)
     assert slow.did == [NAPI]
     (told,) = (r.getMessage() for r in caplog.records)
     assert "--recover" in told
