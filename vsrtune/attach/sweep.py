@@ -23,6 +23,10 @@ from vsrtune.core.errors import ObserveError, VsrtuneError
 from vsrtune.execute.ledger import LedgerEntry
 from vsrtune.model.domain_xml import nics
 
+# A NIC may come late in the boot, and one that is gone keeps libvirt waiting.
+LATE_SECONDS = 20.0
+_PAUSE = 0.1
+
 Patiently = Callable[[Callable[[], list[str]]], list[str]]
 
 
@@ -53,10 +57,15 @@ class Sweep:
             kept = self.unasked()
         return Swept((*ended.did, *kept.did), (*ended.failed, *kept.failed))
 
-    def unasked(self) -> Swept:
+    def unasked(self, wait: float = 0.0) -> Swept:
         """Without libvirt: make all devices, and bring up those that definitions name. Others
         might take their lower devices from guests that libvirt starts on macvtap. Without
-        definitions to read, bring all up."""
+        definitions to read, bring all up. ``wait`` so many seconds for lower devices."""
+        devices = [origin.device for _, origin in self._ledger.origins()]
+        lowers = {d.lower for d in devices} - {"", *(d.name for d in devices)}
+        end = self._host.clock() + wait
+        while lowers - self._host.links().keys() and self._host.clock() < end:
+            self._host.sleep(_PAUSE)
         texts = self._host.definitions()
         guests = None if texts is None else tuple(map(_defined, texts))
         waits: set[str] = set()

@@ -37,7 +37,7 @@ from vsrtune.attach.plan.steps import (
     inverse,
 )
 from vsrtune.attach.signals import Interrupted, held
-from vsrtune.attach.sweep import Sweep, Swept
+from vsrtune.attach.sweep import LATE_SECONDS, Sweep, Swept
 from vsrtune.core.codec import decode, encode
 from vsrtune.core.errors import VanishedError, VsrtuneError, WriteError
 from vsrtune.execute.ledger import LedgerEntry
@@ -249,7 +249,7 @@ class Switcher:
         """Make every device that was made before this host booted, without asking libvirt, whose
         daemon may start guests as soon as it runs, and bring up those that definitions name. This
         includes the devices of an unfinished switch."""
-        return self._sweep.unasked()
+        return self._sweep.unasked(LATE_SECONDS)
 
     def sweep(self) -> Swept:
         """Plug in what guests have released late, make and bring up the devices that a guest needs,

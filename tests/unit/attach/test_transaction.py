@@ -17,7 +17,7 @@ from vsrtune.attach.libvirt_hotplug import RefusedError
 from vsrtune.attach.plan.model import AttachHostState, Switch, SwitchRequest
 from vsrtune.attach.plan.planner import plan
 from vsrtune.attach.plan.steps import NAPI_KIND
-from vsrtune.attach.sweep import Swept
+from vsrtune.attach.sweep import LATE_SECONDS, Swept
 from vsrtune.attach.transaction import Switcher
 from vsrtune.execute.ledger import read_pending
 from vsrtune.model.domain_xml import nic
@@ -278,8 +278,9 @@ def test_a_guest_that_libvirt_ends_is_started_anew(host: FakeAttachHost, path: P
     assert host.picture() == before
 
 
+@pytest.mark.parametrize("late", [0.0, LATE_SECONDS - 1])
 def test_after_a_reboot_the_devices_come_before_the_guests(
-    host: FakeAttachHost, path: Path
+    host: FakeAttachHost, path: Path, monkeypatch: pytest.MonkeyPatch, late: float
 ) -> None:
     switch(host, path, FORTH)
     host.reboot()
@@ -287,11 +288,21 @@ def test_after_a_reboot_the_devices_come_before_the_guests(
     host.table[2] = replace(host.table[2], up=False)
     # A NIC may have another MTU by now.
     host.table[3] = replace(host.table[3], mtu=1500)
+    begun = host.now
+    links = host.links
+
+    def there() -> dict[str, Link]:
+        """One NIC comes late."""
+        return {n: k for n, k in links().items() if n != "p0" or host.now >= begun + late}
+
+    monkeypatch.setattr(host, "links", there)
+    monkeypatch.setattr(host, "link", lambda name: there().get(name))
     with AttachLedger.open(path) as ledger:
         host.away_until = 1e9  # libvirtd is not there yet
         swept = Switcher(host, ledger, "boot-2").boot_devices()
         assert swept.failed == ()
         assert len(swept.did) == 6
+    assert host.now - begun < late + 1
     host.away_until = -1
     for guest in host.fakes.values():
         host.start(guest)
@@ -308,6 +319,20 @@ def test_after_a_reboot_the_devices_come_before_the_guests(
     assert {k.mac: k.mtu for k in host.table.values() if k.lower == 3} == {A1: 9000}
     switch(host, path, BACK)
     assert kinds(host) == {"macvtap"}
+
+
+def test_a_nic_that_is_gone_keeps_no_guest_of_another_one_from_its_start(
+    host: FakeAttachHost, path: Path
+) -> None:
+    switch(host, path, FORTH)
+    host.reboot()
+    del host.table[2]
+    begun = host.now
+    with AttachLedger.open(path) as ledger:
+        swept = Switcher(host, ledger, "boot-2").boot_devices()
+    assert {k.lower for k in host.table.values() if k.lower} == {3}
+    assert "no device p0" in str(swept.failed[0])
+    assert host.now - begun == pytest.approx(LATE_SECONDS, abs=1)
 
 
 @both
