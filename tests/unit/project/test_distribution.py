@@ -254,3 +254,18 @@ def test_the_package_stays_while_guests_stand_on_its_devices(
     assert done.returncode == on_our_devices
     assert ("vsrtune attach --to macvtap" in done.stderr) == on_our_devices
     assert ("a reboot does it" in done.stderr) != on_our_devices
+
+
+def test_needrestart_hands_over(tmp_path: Path) -> None:
+    """A restart would unplug routers twice. needrestart looks for this name there."""
+    shipped = (TREE / "debian/vsrtune.install").read_text().splitlines()
+    (script,) = (
+        words[0] for words in map(str.split, shipped) if words[-1] == "etc/needrestart/restart.d"
+    )
+    assert Path(script).name == "vsrtune.service"
+    (tmp_path / "systemctl").write_text(f'#!/bin/sh\necho "$@" >{tmp_path}/told\n')
+    (tmp_path / "systemctl").chmod(0o755)
+    subprocess.run([TREE / script], check=True, env={"PATH": str(tmp_path)})
+    told = (tmp_path / "told").read_text()
+    assert told.rstrip("\n") in (TREE / "debian/vsrtune.postinst").read_text()
+    assert "SIGUSR2" in told
