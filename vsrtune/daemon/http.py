@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from functools import cache
 from importlib.resources import files
 from ipaddress import ip_address
-from socketserver import ThreadingMixIn
+from socketserver import TCPServer, ThreadingMixIn
 from typing import TYPE_CHECKING, Any
 from wsgiref.simple_server import WSGIRequestHandler, WSGIServer, make_server
 
@@ -51,6 +51,11 @@ PATIENCE = 10.0
 SCRAPE_SHARE = 10
 # Connections served at a time. Each takes a thread and a descriptor, which passes need too.
 CONNECTIONS = 32
+# IP_FREEBIND (linux/in.h) and IPV6_FREEBIND (linux/in6.h).
+_FREEBIND: dict[int, tuple[int, int]] = {
+    socket.AF_INET: (socket.IPPROTO_IP, 15),
+    socket.AF_INET6: (socket.IPPROTO_IPV6, 78),
+}
 
 
 @cache
@@ -233,6 +238,14 @@ class _Server(ThreadingMixIn, WSGIServer):
         # Connections that are served, and when each is closed at the latest (monotonic).
         self._ends: dict[Any, float] = {}
         super().__init__(*words)
+
+    def server_bind(self) -> None:
+        """Bind as the base classes do, also to an address that the host gets later in its boot.
+        They ask for its name, which a host without network waits for."""
+        self.socket.setsockopt(*_FREEBIND[self.address_family], 1)
+        TCPServer.server_bind(self)
+        self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
+        self.setup_environ()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve a connection in a thread of its own, or close it when CONNECTIONS are open."""

@@ -276,6 +276,17 @@ def test_serves_on_ipv6() -> None:
         assert answer.status == 200
 
 
+@pytest.mark.parametrize("host", ["192.0.2.77", "2001:db8::77"])
+def test_an_address_may_come_after_the_daemon(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At a boot; nor is its name asked for, which takes as long as the network is not there."""
+    asked: list[str] = []
+    monkeypatch.setattr(socket, "gethostbyaddr", asked.append)
+    if ":" in host and not Path("/proc/net/if_inet6").exists():
+        pytest.skip("this machine has no IPv6")
+    http.serve(Metrics(), host, 9178)
+    assert asked == []
+
+
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "127..0.0.1", "a" * 64])
 def test_an_address_that_is_none(host: str) -> None:
     with pytest.raises(VsrtuneError, match="cannot serve"):
