@@ -1020,6 +1020,7 @@ def test_it_starts_behind_what_writes_the_same_and_is_not_the_first_to_go_when_m
         name for line in re.findall("^After=(.*)$", UNIT, re.MULTILINE) for name in line.split()
     }
     assert {f"{name}.service" for name in ("irqbalance", "tuned", "libvirtd", "virtqemud")} <= first
+    assert "nss-user-lookup.target" in first, "a policy's user is looked up at the start"
     (score,) = re.findall(r"^OOMScoreAdjust=(-\d+)$", UNIT, re.MULTILINE)
     assert -1000 < int(score) < 0
 
