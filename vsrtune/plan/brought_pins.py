@@ -70,9 +70,11 @@ def _entry(guest: Guest, host: Host, carried: CarriedPin) -> tuple[Entry, ...]:
 
 def _original(thread: Thread, host: Host, carried: CarriedPin) -> Pin:
     """The pin that libvirt gives a thread for ``carried.original``. Without one these are all
-    online CPUs that are not isolated (qemuProcessGetAllCpuAffinity)."""
+    online CPUs that are not isolated (qemuProcessGetAllCpuAffinity), as far as the cgroup above
+    leaves them."""
     if carried.original is not None:
         cpus, text = carried.original & host.online, str(carried.original)
     else:
         cpus, text = host.online - host.isolated, ""
+        cpus = cpus & (thread.cpuset_limit or cpus) or cpus
     return Pin(cpus or host.online, text if thread.cpuset_cpus is not None else None)

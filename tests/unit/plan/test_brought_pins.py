@@ -359,12 +359,16 @@ class TestBrought:
         (entry,) = brought_pins.entries([came], host.snapshot.host, ())
         assert entry.original == Pin(ALL, "")
 
-    def test_isolated_cpus_are_nobodys_where_there_was_no_pin(self) -> None:
+    def test_where_there_was_no_pin_it_gets_what_isolation_and_its_slice_leave(self) -> None:
         snapshot = samples.snapshot(travelled())
         cpus = tuple(replace(c, isolated=c.id == 3) for c in snapshot.host.cpus)
         host = replace(snapshot.host, cpus=cpus)
         found = brought_pins.entries(snapshot.guests, host, ())
         assert [e.original for e in found] == [Pin(CpuSet(range(3)), "")] * 2
+        in_slice = tuple(replace(t, cpuset_limit=CpuSet([0, 3])) for t in travelled().threads)
+        narrow = replace(travelled(), threads=in_slice)
+        found = brought_pins.entries([narrow], host, ())
+        assert [e.original for e in found] == [Pin(ZERO, "")] * 2
         pinned = replace(travelled(), carried=(CarriedPin(0, ONE, CpuSet([0, 3])),))
         (entry,) = brought_pins.entries([pinned], host, ())
         assert isinstance(entry.target, VcpuPin)
