@@ -44,6 +44,9 @@ class TreeOps:
     def unpartitioned(self, cpus: CpuSet) -> CpuSet:
         return cpus
 
+    def left(self, target: Target, cpus: CpuSet) -> CpuSet:
+        return cpus
+
     def whole(self, target: Target, value: Value) -> Value:
         return value
 

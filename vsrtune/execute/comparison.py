@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """Whether the host has a value: the very one, one that was cut, a half-written one, or none.
 
-A cpuset partition takes its CPUs from the masks of all threads outside it. A mask that undo
-restores may therefore lack them (``cut``); a mask that a plan asks for may not.
+A cpuset partition takes its CPUs from the masks of all threads outside it (``cut``), and a thread
+has no CPU that its cpuset lacks. A mask that undo restores may therefore lack them (``restored``);
+a mask that a plan asks for may not.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from vsrtune.core.errors import VanishedError, VsrtuneError
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.model.deadline import LEAVING
 from vsrtune.model.guest import Sched
-from vsrtune.model.journal_records import ours, same_setting
+from vsrtune.model.journal_records import Entry, ours, same_setting
 from vsrtune.model.targets import (
     CpusetList,
     PartitionState,
@@ -33,14 +34,16 @@ def is_gone(target: Target, ops: LiveSysOps) -> bool:
         return False
 
 
-def lost_its_cpus(written: Value, now: Value, ops: LiveSysOps) -> bool:
-    """Whether the CPUs of a mask or pin of ours went offline, and the kernel gave the thread all
-    that are left."""
-    cpus, present = pinned_cpus(written), pinned_cpus(now)
+def lost_its_cpus(entry: Entry, now: Value, ops: LiveSysOps) -> bool:
+    """Whether CPUs of a mask or pin of ours went offline or out of the thread's cpuset, and the
+    kernel gave the thread what is left."""
+    cpus, present = pinned_cpus(entry.written), pinned_cpus(now)
     if not cpus or present is None:
         return False
     online = ops.online()
-    return cpus.isdisjoint(online) and ops.unpartitioned(online) <= present
+    if cpus.isdisjoint(online) and ops.unpartitioned(online) <= present:
+        return True
+    return restored(entry.target, entry.written, now, ops)
 
 
 def exactly(wanted: Value, now: Value, ops: LiveSysOps) -> bool:
@@ -78,6 +81,19 @@ def cut(wanted: Value, now: Value, ops: LiveSysOps) -> bool:
     if isinstance(wanted, CpuSet) and isinstance(now, CpuSet):
         return ops.unpartitioned(wanted) == now & ops.online()
     return False
+
+
+def restored(target: Target, wanted: Value, now: Value, ops: LiveSysOps) -> bool:
+    """Whether the host has what the kernel makes of ``wanted``: of the mask of a thread, the CPUs
+    that partitions (``cut``) and its cpuset leave."""
+    if exactly(wanted, now, ops) or cut(wanted, now, ops):
+        return True
+    if isinstance(wanted, Pin) and isinstance(now, Pin):
+        same = wanted.cpuset == now.cpuset
+        return same and restored(target, wanted.cpus, now.cpus, ops)
+    if not isinstance(wanted, CpuSet) or not isinstance(now, CpuSet):
+        return False
+    return ops.left(target, wanted) == now & ops.online()
 
 
 def still_applied(written: Value, now: Value, ops: LiveSysOps) -> bool:

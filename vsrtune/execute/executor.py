@@ -55,6 +55,7 @@ from vsrtune.execute.comparison import (
     cut,
     exactly,
     lost_its_cpus,
+    restored,
     still_applied,
     unchanged,
 )
@@ -371,8 +372,8 @@ def _change(
     others: bool = False,
 ) -> None:
     """Journal, write, read back, journal (``original`` as in ``Journal.intent``). ``back``: the
-    value was there before, so a partition may have taken CPUs of it (``cut``). ``others``: the
-    value is somebody else's again, so it is not journalled as written. Raises WriteError after
+    value was there before, so the thread may lack CPUs of it by now (``restored``). ``others``:
+    the value is somebody else's again, so it is not journalled as written. Raises WriteError after
     writing ``before`` back; if that fails too, the entry stays unfinished. Raises
     VanishedError. A journal that cannot be written keeps no ``_SINGLE`` value from its original:
     the entry stays, and the next undo finds the original on the host."""
@@ -452,7 +453,7 @@ def _guard(action: Action, ops: LiveSysOps, journal: Journal) -> Action | None:
 
 def _read_back(target: Target, wanted: Value, ops: LiveSysOps, *, back: bool = False) -> None:
     now = ops.read(target)
-    if not exactly(wanted, now, ops) and not (back and cut(wanted, now, ops)):
+    if not (restored(target, wanted, now, ops) if back else exactly(wanted, now, ops)):
         raise WriteError(
             f"wrote {wanted}, but the host has {now}",
             where=str(target),
@@ -526,9 +527,9 @@ def _restore(entry: Entry, back: Action, ops: LiveSysOps, journal: Journal, tall
         _change(change, ops, journal, back=True)
         tally.done.append(back)
     elif isinstance(now, CpuSet | Pin) and (
-        exactly(entry.original, now, ops) or lost_its_cpus(entry.written, now, ops)
+        exactly(entry.original, now, ops) or lost_its_cpus(entry, now, ops)
     ):
-        # The kernel gave it all CPUs when its own went offline. The original may name others too.
+        # The kernel gave it others when its own were gone. The original may name others too.
         change = replace(back, before=now, release=False)
         _change(change, ops, journal, entry.original, back=True)
         tally.done.append(back)
@@ -602,7 +603,7 @@ def _resolve(
     before, after = action.before, action.after
     now = ops.read(target)
     back = after == entry.original
-    if exactly(after, now, ops) or (back and cut(after, now, ops)):
+    if restored(target, after, now, ops) if back else exactly(after, now, ops):
         ops.write(target, moved_masks.noted(after, before))
         _read_back(target, after, ops, back=back)
         if before == after:

@@ -231,6 +231,18 @@ class LiveSysOps:
             except FileNotFoundError:
                 return cpus
 
+    def left(self, target: Target, cpus: CpuSet) -> CpuSet:
+        """What the cpuset of a thread leaves it of ``cpus`` (``HostThread.left``). All of them in a
+        partition, which is ours and goes, without a cpuset, and for other targets. Raises
+        VanishedError or WriteError."""
+        if not isinstance(target, ThreadAffinity | VcpuPin | EmulatorPin):
+            return cpus
+        with self._translated(target):
+            thread = self._identified(target.thread, str(target))
+            if thread.allowed() is None or self._cgroups.partitioned(thread.cgroup()):
+                return cpus
+            return thread.left(cpus)
+
     def whole(self, target: Target, value: Value) -> Value:
         """The mask or pin ``value`` of a thread that has all CPUs which its cpuset has left, with
         those that partitions have taken: it gets these once the partitions go. Other values are

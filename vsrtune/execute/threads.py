@@ -20,6 +20,7 @@ from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.procfs import Stat, parse_cgroup, parse_stat, parse_status_allowed
 from vsrtune.model.cpuset_tree import upwards
 from vsrtune.model.guest import ThreadKey
+from vsrtune.plan.phases import OWN_CGROUP
 
 CPUS = "/sys/devices/system/cpu"
 
@@ -89,12 +90,13 @@ class HostThread:
 
     def allowed(self) -> CpuSet | None:
         """The CPUs of the nearest cpuset below the root that confines the thread; None when there
-        is none, or the controller is not on cgroup v2."""
+        is none, or the controller is not on cgroup v2. The cgroup that threads leave again has no
+        list of ours."""
         try:
             path = self.cgroup()
         except WriteError:
             return None
-        for above in upwards(path):
+        for above in upwards(path.removesuffix(f"/{OWN_CGROUP}")):
             with suppress(FileNotFoundError):
                 return CpuSet.parse(self._root.read(f"{MOUNT}/{above}/cpuset.cpus.effective"))
         return None

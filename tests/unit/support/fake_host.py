@@ -70,6 +70,9 @@ class FakeHost:
     def unpartitioned(self, cpus: CpuSet) -> CpuSet:
         return cpus
 
+    def left(self, target: Target, cpus: CpuSet) -> CpuSet:
+        return cpus
+
     def whole(self, target: Target, value: Value) -> Value:
         return value
 
