@@ -2,7 +2,8 @@
 """Pins of ours that a guest has brought along: they are put back before anything else.
 
 Such a guest was saved, migrated or reverted while it was tuned. libvirt has started it with
-our pins, and its workers in the cgroups and on the CPUs of these pins. The domain records what
+our pins, and its workers in the cgroups and on the CPUs of these pins. So it starts a vcpu that is
+unplugged and plugged again, also of a guest that is tuned here. The domain records what
 the guest would have without us (``carried``). These originals become journal entries, and undo
 restores them. Then the planner treats the guest as one that has just started.
 
@@ -34,13 +35,18 @@ def entries(guests: Iterable[Guest], host: Host, journalled: Iterable[Entry]) ->
     carrying = [guest for guest in guests if guest.carried and not guest.busy]
     if not carrying:
         return ()  # as nearly always: the journal of a large host need not be gone through
-    tuned_here = {getattr(entry.target, "thread", None) for entry in journalled}
+    known = {entry.target for entry in journalled}
+    tuned = {getattr(target, "thread", None) for target in known}
+    here = {
+        g.ref for g in carrying for t in g.threads if t.role is not Role.NAPI and t.key in tuned
+    }
     return tuple(
         entry
         for guest in carrying
-        if not any(t.key in tuned_here for t in guest.threads if t.role is not Role.NAPI)
         for pin in guest.carried
+        if pin.thread is not None or guest.ref not in here
         for entry in _entry(guest, host, pin)
+        if entry.target not in known
     )
 
 

@@ -385,6 +385,22 @@ class TestBrought:
         worker = Entry(replace(target, thread=guest.threads[2].key), ALL, ONE, "done")
         assert brought_pins.entries([guest], host.snapshot.host, [known, worker]) == ()
 
+    def test_a_vcpu_that_is_plugged_again_has_brought_its_pin(
+        self, host: FakeHost, journal: Journal
+    ) -> None:
+        """libvirt starts it on our pin; the note names the thread that was unplugged."""
+        host.snapshot = samples.snapshot(samples.guest())
+        passes = Reconciler(host, host, journal, self.policies())
+        assert passes.run()
+        note = CarriedPin(0, ONE, None, host.snapshot.guests[0].by_role(Role.VCPU)[0].key)
+        host.change("vcpu", key=replace(note.thread, tid=199))
+        host.each(lambda guest: replace(guest, carried=(note,)))
+        passes.run()
+        assert host.snapshot.guests[0].by_role(Role.VCPU)[0].affinity == ONE
+        assert not passes.run()
+        assert passes.stop()
+        assert seen(host.snapshot.guests[0]) == self.UNTUNED
+
     def test_plan_shows_what_is_put_back_and_then_what_is_set(self, host: FakeHost) -> None:
         made = full_plan(host.snapshot, self.policies(), ())
         back = [a for a in made.actions if a.reason == brought_pins.REASON]
