@@ -311,15 +311,6 @@ def _locate(matched: Matched) -> Located:
     notes: list[str] = []
     refusals: list[Refusal] = []
     refused = {r.guest for r in matched.report.refusals}
-    for guest in matched.out:
-        # Its interrupt CPUs count as they are, unless they would leave no CPU.
-        choice = interrupt_cpus(host, guest)
-        together = (irq | choice.cpus) & host.online
-        if not host.online <= together:
-            irq = together
-            heeded[guest.ref] = (CpuSet(), frozenset())
-            why = "is refused" if guest.ref in refused else "is not planned for"
-            notes += [f"{note}; it {why}, so they stay there" for note in choice.notes]
     kept: list[tuple[Guest, Policy]] = []
     for guest, policy in matched.pairs:
         needs = policy.pins or policy.realtime or policy.emulator or policy.iothread
@@ -352,6 +343,19 @@ def _locate(matched: Matched) -> Located:
         if not full:
             irq = together
             heeded[guest.ref] = (CpuSet.union(cpus for _, cpus in lists), choice.listed)
+    for guest in matched.out:
+        # Its lists count, unless interrupts would have to move there; otherwise the CPUs as they
+        # are. Neither counts where it would leave no CPU to those that are planned for.
+        asked = [p for p in policies_of(guest, matched.inputs.policies) if not p.moves_irqs]
+        one = asked[0] if len(asked) == 1 and guest.ref not in refused else None
+        choice = interrupt_cpus(host, guest, one)
+        together = (irq | choice.cpus) & host.online
+        if not host.online <= together:
+            irq = together
+            lists = irq_lists(one) if one is not None else []
+            heeded[guest.ref] = (CpuSet.union(cpus for _, cpus in lists), choice.listed)
+            why = "is refused" if guest.ref in refused else "is not planned for"
+            notes += [f"{note}; it {why}, so they stay there" for note in choice.notes]
     return Located(matched, tuple(kept), irq, heeded, matched.report.plus(refusals, notes))
 
 

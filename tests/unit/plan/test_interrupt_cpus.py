@@ -172,3 +172,16 @@ def test_the_interrupts_of_a_guest_that_is_not_planned_for_count_as_they_are(cas
         if isinstance(a.target, ThreadAffinity | VcpuPin) and a.target.guest == "vr1"
     ]
     assert {str(found) for found in pinned} == {"1", "2"}
+
+
+@pytest.mark.parametrize("case", ["undone", "busy", "unconfirmed"])
+@pytest.mark.parametrize(("listed", "served"), [("cpus: {irq: 0}", "3"), ("", "1-3")])
+def test_a_guest_that_waits_gets_no_other_refused(case: str, listed: str, served: str) -> None:
+    """Its list of interrupt CPUs counts, and its NICs do not take the last CPUs."""
+    guest, _, steps = NOT_PLANNED_FOR[case]
+    guest = replace(guest, interfaces=guest.interfaces[1:])
+    policies = [parse("guest: vr1\ncpus: {vcpu: 3}\n", "p"), parse(f"guest: vr2\n{listed}\n", "q")]
+    seen = snapshot(
+        router(interfaces=[macvtap(10), macvtap(12)]), guest, on=host(4, {"p0": "0", "p1": served})
+    )
+    assert full_plan(seen, policies, (), steps=steps).refusals == ()
