@@ -507,6 +507,10 @@ def _housekeepers(context: Context, out: Requirements) -> None:
     requests = [_emulator(context, out)]
     choice = out.policy.iothread
     for number, thread in enumerate(out.guest.by_role(Role.IOTHREAD) if choice is not None else ()):
+        own = thread.cpuset_cpus if "/iothread" in thread.cgroup else ""
+        if own and isinstance(choice, CpuSet) and not choice <= CpuSet.parse(own):
+            out.leave(thread, f"libvirt's iothreadpin binds it to CPUs {own}", held=True)
+            continue
         requests.append(_request(context, out, thread, choice, ("cpus", "iothread"), number))
     out.housekeepers.extend(request for request in requests if request is not None)
 
