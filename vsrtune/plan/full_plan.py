@@ -55,7 +55,7 @@ from vsrtune.policy.model import Policy
 _PINS = ThreadAffinity | VcpuPin | EmulatorPin
 
 REASON = "no policy asks for it any more"
-ADRIFT = "a CPU that it was given is offline, so it may run on others"
+ADRIFT = "a CPU that it was given is offline or out of its cpuset, so it may run on others"
 UNSEEN = (
     "nothing guards its class: its guest no longer shows this thread, is stepped down, or has no "
     "policy and libvirt does not answer"
@@ -327,10 +327,15 @@ def _adrift(
     found: set[Target] = set()
     for target, written in {**found_so, **applied}.items():
         cpus = pinned_cpus(written)
-        if cpus is None or cpus <= online or not isinstance(target, ThreadAffinity | VcpuPin):
+        if cpus is None or not isinstance(target, ThreadAffinity | VcpuPin):
             continue
         thread, sched = present.thread(target), ThreadSched(target.guest, target.thread, "")
         if thread is None or thread.affinity <= cpus:
+            continue
+        # The list of a vcpu's own cgroup is its pin.
+        pinned = isinstance(target, VcpuPin)
+        bound = thread.cpuset_limit if pinned else thread.cpuset_effective
+        if cpus <= online and (bound is None or cpus <= bound):
             continue
         if _is_realtime(thread.sched) and _is_realtime(applied.get(sched)):
             found.add(sched)

@@ -726,9 +726,24 @@ def test_a_realtime_thread_that_loses_its_cpu_leaves_its_class_though_its_guest_
     (refusal,) = plan.refusals
     assert "CPU 3 is offline" in refusal.reason
     told = [(a.target.kind, str(a.after), a.reason) for a in plan.actions]
-    why = "a CPU that it was given is offline, so it may run on others"
+    why = "a CPU that it was given is offline or out of its cpuset, so it may run on others"
     assert told == ([] if left else [("thread-sched", "other", why)])
     assert all(a.release for a in plan.actions)
+
+
+def test_realtime_threads_whose_cpus_leave_the_slice_leave_their_class() -> None:
+    """The kernel lets them run on all that the slice has, also where interrupts are served."""
+    host = imitated(cpus=4)
+    both = f"{{vcpu: {{{FIFO}}}, vhost: {{{FIFO}}}}}"
+    policies = ask(vr1=f"cpus: {{vcpu: 3, vhost: 2}}\nscheduler: {both}")
+    settle(host, policies)
+    host.kernel.write("/sys/fs/cgroup/machine.slice/cpuset.cpus", "0-1")
+    plan = host.plan(policies)
+    assert "allows CPUs 0-1 only" in plan.refusals[0].reason
+    assert {(a.target.kind, str(a.after)) for a in plan.actions} == {("thread-sched", "other")}
+    host.apply(plan)
+    assert {host.kernel.sched_attr(tid) for tid in (1001, 1021, 1022)} == {Sched()}
+    assert host.plan(policies).actions == ()
 
 
 def test_a_pin_of_somebody_elses_costs_a_refused_guest_no_class() -> None:
