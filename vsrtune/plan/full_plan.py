@@ -199,12 +199,15 @@ def _masks_forgotten(snapshot: Snapshot, projected: Snapshot, back: Collection[A
     given = {a.target.thread for a in back if isinstance(a.target, _PINS)}
 
     def forgotten(thread: Thread) -> Thread:
-        wide = thread.cpuset_effective
+        wide, before = thread.cpuset_effective, had[thread.key]
         below = any(within(thread.cgroup, path) for path in paths)
-        own = thread.affinity != had[thread.key]
-        if wide is None or not below or own or thread.key in given:
+        if wide is None or before is None or not below or thread.key in given:
             return thread
-        return replace(thread, affinity=wide)
+        # libvirt gives a guest without pins no isolated CPU.
+        for cut in (snapshot.host.isolated, CpuSet()):
+            if thread.affinity == before - cut:
+                return replace(thread, affinity=wide - cut)
+        return thread
 
     guests = (replace(g, threads=tuple(map(forgotten, g.threads))) for g in projected.guests)
     return replace(projected, guests=tuple(guests))

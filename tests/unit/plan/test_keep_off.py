@@ -52,10 +52,11 @@ def test_they_leave_once_and_come_back_when_nobody_asks_any_more(exclusive: bool
     assert host.visible() == before
 
 
-@pytest.mark.parametrize("exclusive", [True, False], ids=["6.12", "6.1"])
-def test_one_that_a_policy_names_by_now_is_tuned_at_once(exclusive: bool) -> None:
-    """Its threads have all CPUs again as soon as our list is gone."""
-    host = ImitatedHost(scene(exclusive=exclusive))
+@pytest.mark.parametrize("case", ["6.12", "6.1", "isolated"])
+def test_one_that_a_policy_names_by_now_is_tuned_at_once(case: str) -> None:
+    """Its threads have all their CPUs again as soon as our list is gone."""
+    usual = ImitatedHost(scene(exclusive=case == "6.12"))
+    host = _isolated(exclusive=True) if case == "isolated" else usual
     host.apply(host.plan((POLICY,)))
     named = (POLICY, parse("guest: vm7\nprofile: none\ncpus: {vhost: 1}\n", "p"))
     assert host.apply(host.plan(named)).failed == ()
