@@ -46,6 +46,10 @@ from vsrtune.host.state_files import (
 MAX_SIZE = 1 << 20
 MAX_RATIO = 10
 TINY = 16 << 10
+# Bytes of a log: no more are written, claimed or read. 16,000 realtime threads claim 80 MiB.
+LARGEST = 512 << 20
+# Errors that pass once guests end or somebody makes room.
+_NO_ROOM = FULL | {errno.EFBIG}
 # Errors of a name that is no file's.
 _MISNAMED = frozenset({errno.EINVAL, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG, errno.ENOTDIR})
 # How a header begins.
@@ -157,6 +161,7 @@ class JsonlLog(Closing):
                 hint="restart vsrtune once the disk is well",
             )
         data = line(record) if self._size else self._header + line(record)
+        self._check_size(len(data))
         try:
             write_all(self._file, data)
         except OSError as error:
@@ -182,6 +187,7 @@ class JsonlLog(Closing):
     def claim(self, length: int) -> None:
         """Claim disk space for the next ``length`` bytes. File systems that cannot reserve space
         are accepted."""
+        self._check_size(length)
         try:
             claim(self._file, self._size, length)
         except OSError as error:
@@ -242,6 +248,11 @@ class JsonlLog(Closing):
                 os.close(descriptor)
         self._file = self.lock_descriptor = -1
 
+    def _check_size(self, length: int) -> None:
+        """Refuse what would make a file that ``read_log`` refuses."""
+        if self._size + length > LARGEST:
+            raise self.unwritable(OSError(errno.EFBIG, ""))
+
     def _in_place(self) -> bool:
         """Whether the open file is the one that the path names."""
         try:
@@ -262,6 +273,7 @@ class JsonlLog(Closing):
         hints = {
             errno.ENOSPC: space,
             errno.EDQUOT: space,
+            errno.EFBIG: f"it may have {LARGEST >> 20} MiB: name fewer guests in policies",
             errno.EROFS: "remount that file system read-write",
             errno.EACCES: "run as root",
             errno.EPERM: "run as root",
@@ -274,7 +286,7 @@ class JsonlLog(Closing):
             "is not written either",
             where=str(self.path),
             hint=hints.get(error.errno or 0, "see the kernel log"),
-            lasting=Lasting.TRANSIENT if error.errno in FULL else Lasting.PERMANENT,
+            lasting=Lasting.TRANSIENT if error.errno in _NO_ROOM else Lasting.PERMANENT,
         )
 
 
@@ -285,7 +297,7 @@ def read_log(path: Path) -> bytes:
         if path.exists() and not path.is_file():
             # To open a FIFO would wait for ever.
             raise OSError(errno.EINVAL, "it is no regular file")
-        return read_file(path)
+        return read_file(path, LARGEST)
     except FileNotFoundError:
         return b""
     except OSError as error:

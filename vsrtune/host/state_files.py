@@ -19,7 +19,7 @@ from vsrtune.host.procfs import parse_stat
 
 T = TypeVar("T")
 
-# The journal is by far the largest file; it is rewritten beyond one MiB.
+# Far more than such a file has. Logs, which are larger, say their own limit.
 MAX_SIZE = 64 << 20
 _FALLOC_FL_KEEP_SIZE = 1
 # Directories that only vsrtune uses.

@@ -32,6 +32,12 @@ from vsrtune.observe.trust import Decision, Judge, Standing
 
 _SOFTIRQ = re.compile(r"ksoftirqd/(\d+)", re.ASCII)
 
+# Bytes of a guest's name: libvirt names files after its guests (NAME_MAX). Every line of the
+# journal has the name.
+_MOST_NAME = 255
+# Characters of a UUID, without which QEMU ends (qemu_uuid_parse).
+_UUID = 36
+
 
 @dataclass(frozen=True, slots=True)
 class QemuProcess(Decision):
@@ -174,11 +180,15 @@ def _sorted(entries: list[_Entry]) -> Processes:
             qemus[stat.tid] = entry, entry.decision
     # A QEMU whose parent is a QEMU is a helper (a fork about to exec, the cleanup process of
     # -run-with async-teardown), not a guest.
-    found = [
-        process
-        for _, (entry, decision) in sorted(qemus.items())
-        if entry.stat.ppid not in qemus and (process := entry.process(decision)).args.guest
-    ]
+    found = []
+    for _, (entry, decision) in sorted(qemus.items()):
+        if entry.stat.ppid in qemus:
+            continue
+        process = entry.process(decision)
+        if why := _misnamed(process.args):
+            strangers.append(replace(decision, standing=Standing.STRANGER, why=why))
+        elif process.args.guest:
+            found.append(process)
     young = sorted(found, key=lambda p: (p.start_time, p.pid), reverse=True)
     return Processes(
         tuple(found),
@@ -189,6 +199,15 @@ def _sorted(entries: list[_Entry]) -> Processes:
         tuple(sorted(strangers, key=lambda s: s.pid)),
         {domain: p.pid for p in young for domain in p.scopes},
     )
+
+
+def _misnamed(args: QemuArgs) -> str:
+    """Why no guest can have its name or UUID; "" when one can."""
+    if len(args.name.encode(errors="replace")) > _MOST_NAME:
+        return f"its name is longer than {_MOST_NAME} bytes: start it with a shorter -name"
+    if args.uuid and len(args.uuid) != _UUID:
+        return f"its UUID has {len(args.uuid)} characters, not {_UUID}"
+    return ""
 
 
 def _outlives(known: _Entry, now: _Entry) -> bool:

@@ -490,7 +490,7 @@ def test_no_new_file_is_advised_in_place_of_a_damaged_one(
     path = tmp_path / "journal.jsonl"
     Journal.open(path, BOOT).close()
 
-    def refuse(_path: Path) -> bytes:
+    def refuse(_path: Path, _most: int) -> bytes:
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(jsonl_log, "read_file", refuse)

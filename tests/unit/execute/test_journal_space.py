@@ -337,3 +337,31 @@ def test_on_a_full_disk_only_what_relieves_the_host_is_done(
         whole = apply(releases(journal), host.ops(), journal)
         assert (whole.failed, journal.entries()) == ((), ())
     assert host.visible() == make_host("6.12").visible()
+
+
+def test_a_journal_never_grows_beyond_what_is_read(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Undo has room there too."""
+
+    def passes() -> None:
+        for number in range(1, 100):
+            tune(journal, *a_guest(number))
+
+    def intents() -> None:
+        for number in range(100, 1000):
+            journal.intent(a_guest(number)[0])
+
+    monkeypatch.setattr(jsonl_log, "LARGEST", 40_000)
+    with Journal.open(path, BOOT) as journal:
+        with pytest.raises(JournalError, match="it may have"):
+            passes()
+        tuned = journal.entries()
+    with Journal.open(path, BOOT) as journal:
+        assert journal.entries() == tuned
+        undo_all(journal)
+        assert journal.entries() == ()
+        with pytest.raises(JournalError, match="File too large"):
+            intents()
+    assert 39_000 < path.stat().st_size <= 40_000
+    Journal.open(path, BOOT).close()

@@ -159,6 +159,20 @@ def test_a_command_line_without_end_is_not_read(tree: HostTree) -> None:
     assert [s.why for s in snapshot.strangers] == ["its command line is longer than 1 MiB"]
 
 
+def test_who_says_a_name_that_no_file_has_is_no_guest(tree: HostTree) -> None:
+    """The name is in every line of the journal."""
+    uuid = "c0ffee00-0000-4000-8000-000000000001"
+    tree.qemu(80, "-name", "a" * 255, "-uuid", uuid)
+    tree.qemu(81, "-name", "\u00e4" * 128)
+    tree.qemu(82, "-name", "few", "-uuid", uuid * 3000)
+    snapshot = observer(tree, FakeVirt(domain("vr1")), "*", "qemu:*").observe()
+    assert {pid for _, pid in refs(snapshot)} == {50, 70, 80}
+    assert [(s.pid, s.why) for s in snapshot.strangers] == [
+        (81, "its name is longer than 255 bytes: start it with a shorter -name"),
+        (82, "its UUID has 108000 characters, not 36"),
+    ]
+
+
 PATHS = [
     (
         {"/usr/bin": FileStat(0, DIRECTORY | 0o020, 1, 2)},
