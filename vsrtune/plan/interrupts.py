@@ -342,6 +342,8 @@ class _Device:
             why = "its NAPI is threaded, but no thread has its name"
             self._skip("NAPI threads", why, vain=True)
         if len(nic.napi) > len(nic.queues):
+            # Any user can add threads of that name (docs/interrupts.md): ours keep what they have.
+            self.draft.desired.update(map(thread_target, nic.napi))
             names = ", ".join(str(t.key.tid) for t in nic.napi)
             self._skip(
                 "NAPI threads",

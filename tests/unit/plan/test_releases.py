@@ -551,6 +551,21 @@ def test_a_napi_thread_that_may_run_everywhere_serves_no_interrupts_beside_a_par
     assert (host.kernel.mask(700), host.kernel.sched_attr(1001)) == ("0", Sched())
 
 
+def test_threads_that_take_the_name_of_a_nic_have_nothing_released() -> None:
+    """Any user can make a device of that name in a network namespace of his own."""
+    scene = imitated().scene
+    thread = NicThread(ThreadKey(700, 700, 1), "napi/p0-8193", scene.host.online)
+    p0 = nic("p0", "0", threaded_napi=True, queues=(NicQueue("rx-0", CpuSet()),), napi=(thread,))
+    host = ImitatedHost(replace(scene, host=replace(scene.host, nics=(p0, nic("p1", "0")))))
+    policies = ask(vr1="cpus: {irq: 0, vcpu: 1}\nirq: {set: true}")
+    settle(host, policies)
+    assert host.kernel.mask(700) == "0"
+    both = replace(p0, napi=(thread, replace(thread, key=ThreadKey(701, 701, 2))))
+    host.scene = replace(scene, host=replace(scene.host, nics=(both, nic("p1", "0"))))
+    host.kernel.state["threads"]["701"] = host.kernel.state["threads"]["700"] | {"pid": 701}
+    assert host.plan(policies).actions == ()
+
+
 # -- a slice that is a root domain
 
 
