@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from vsrtune.host.filesystem import MOST_ARGUMENTS, LiveRoot, seen_from
+from vsrtune.host.filesystem import MOST_ARGUMENTS, FileStat, LiveRoot, seen_from
 from vsrtune.host.scheduler import sched_getattr
 from vsrtune.model.guest import SchedClass
 
@@ -53,6 +53,46 @@ def test_sched_getattr_sees_reset_on_fork() -> None:
         good = found.cls is SchedClass.BATCH and found.reset_on_fork
         os._exit(0 if good else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/bin", "/", sys.executable])
+@pytest.mark.parametrize("follow", [True, False])
+def test_stat_tells_what_the_standard_library_tells(path: str, follow: bool) -> None:
+    found = os.stat(path, follow_symlinks=follow)
+    told = FileStat(found.st_uid, found.st_mode, found.st_dev, found.st_ino, found.st_rdev)
+    assert LiveRoot().stat(path, follow=follow) == told
+
+
+def test_stat_of_no_file() -> None:
+    with pytest.raises(FileNotFoundError, match="/proc/nothing"):
+        LiveRoot().stat("/proc/nothing")
+    with pytest.raises(ValueError, match="null"):
+        LiveRoot().stat("/usr\0/bin")
+
+
+REPO = Path(__file__).resolve().parents[3]
+SILENT = """
+import ctypes, os, sys
+from vsrtune.host.filesystem import LiveRoot
+try:
+    server = os.open("/dev/fuse", os.O_RDWR)
+except OSError as error:
+    sys.exit(f"no FUSE here: {error}")
+options = f"fd={server},rootmode=40000,user_id=0,group_id=0".encode()
+if ctypes.CDLL(None).mount(b"x", sys.argv[1].encode(), b"fuse", 0, options) < 0:
+    sys.exit("no FUSE in user namespaces here")
+print("mounted", flush=True)
+print(oct(LiveRoot().stat(sys.argv[1]).mode))
+"""
+
+
+def test_a_server_of_files_that_never_answers_keeps_nobody_waiting(tmp_path: Path) -> None:
+    """stat(2) of such a file cannot be interrupted. Its user runs it, or has it open."""
+    words = ["unshare", "-Urm", sys.executable, "-B", "-c", SILENT, str(tmp_path)]
+    ran = subprocess.run(words, cwd=REPO, capture_output=True, text=True, timeout=20, check=False)
+    if "mounted" not in ran.stdout:
+        pytest.skip(ran.stderr)
+    assert ran.stdout.split() == ["mounted", "0o40000"]
 
 
 def test_a_command_line_is_read_to_a_limit(tmp_path: Path) -> None:
