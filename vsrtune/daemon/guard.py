@@ -25,6 +25,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from vsrtune.core.cpuset import CpuSet
@@ -141,18 +142,18 @@ class GuardSampler:
     # -- threads of others
 
     def walk(self, cpus: Collection[int]) -> Iterator[dict[ThreadKey, tuple[str, bool]]]:
-        """Yield for each process its runnable threads that last ran on ``cpus``, with their names
-        and whether they are vital. Kernel threads of the boot come first."""
+        """Yield for each thread of all processes its name and whether it is vital, if it is
+        runnable and last ran on ``cpus``. Kernel threads of the boot come first."""
         try:
             pids = sorted(int(name) for name, _ in self._root.processes())
         except OSError:
             return
         for pid in pids:
-            yield dict(self._runnable(pid, cpus))
+            yield from self._runnable(pid, cpus)
 
     def _runnable(
         self, pid: int, cpus: Collection[int]
-    ) -> Iterator[tuple[ThreadKey, tuple[str, bool]]]:
+    ) -> Iterator[dict[ThreadKey, tuple[str, bool]]]:
         try:
             stat = parse_stat(self._root.read(f"/proc/{pid}/stat"))
             tids = [str(pid)]
@@ -161,14 +162,14 @@ class GuardSampler:
         except (OSError, ValueError, IndexError):
             return
         for tid in tids:
-            try:
+            found = {}
+            with suppress(OSError, ValueError, IndexError):
                 if stat.threads > 1:
                     stat = parse_stat(self._root.read(f"/proc/{pid}/task/{tid}/stat"))
-            except (OSError, ValueError, IndexError):
-                continue
-            if stat.state == "R" and stat.processor in cpus:
-                important = vital(stat.comm, stat.kthread)
-                yield ThreadKey(pid, int(tid), stat.start_time), (stat.comm, important)
+                if stat.state == "R" and stat.processor in cpus:
+                    key = ThreadKey(pid, int(tid), stat.start_time)
+                    found[key] = stat.comm, vital(stat.comm, stat.kthread)
+            yield found
 
 
 EVERY = 0.25
