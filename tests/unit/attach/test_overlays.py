@@ -380,7 +380,10 @@ def test_names_that_are_swapped_meanwhile(
     before = secret.state()
     ended: Counter[str] = Counter()
     with swapping(theirs, names, (secret.file, secret.directory, secret.directory / "made")):
-        for _ in range(times):
+        # On a busy machine one side may win each of the first rounds.
+        for n in range(times * 20):
+            if n >= times and ended["make done"] and ended["make refused"]:
+                break
             for step in (overlays.make, overlays.remove):
                 try:
                     step(file)
