@@ -139,7 +139,8 @@ class DriftWatch:
         return frozenset(d.target.guest for d in filter(self._held, drifts))
 
     def _held(self, drift: Drift) -> bool:
-        return drift.left == UNSURE or (drift.left != "" and drift.target in self._fights)
+        enforced = drift.rule is DriftRule.ENFORCE and drift.left != ""
+        return enforced and (drift.left == UNSURE or drift.target in self._fights)
 
     def clear(self) -> None:
         """Forget everything, as a reload asks."""

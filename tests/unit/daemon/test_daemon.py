@@ -184,6 +184,11 @@ class TestPass:
         assert passes.run(), "nobody asked libvirt for it"
         assert thread(host, Role.VCPU).affinity == CpuSet([1])
         assert passes.next_try() is None
+        host.change("vcpu", **PINNED)
+        assert not passes.run()
+        assert passes.state.guests[0].held == 1
+        assert passes.next_try() is None, "held for the operator: no pause ends"
+        assert passes.again() == NOTHING
 
     def test_operators_pin_is_held_until_a_reload(
         self, host: FakeHost, passes: Reconciler, caplog: pytest.LogCaptureFixture
