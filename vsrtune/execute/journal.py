@@ -161,8 +161,17 @@ class Journal(Closing):
 
     def drop(self, target: Target, why: str) -> None:
         """Forget a target, for the reason ``why``."""
-        if target in self._fold.live:
-            self._finish("drop", target, why)
+        self.drop_all([target], why)
+
+    def drop_all(self, targets: Iterable[Target], why: str) -> None:
+        """Forget targets, for the reason ``why``. The disk is waited for once."""
+        gone = [target for target in targets if target in self._fold.live]
+        if gone:
+            self._append(*({**target_record("drop", target), "why": why} for target in gone))
+            for target in gone:
+                self._fold.drop(target)
+                self._reckon(target)
+            self._compact_if_grown()
 
     @property
     def steps(self) -> dict[str, Step]:
@@ -259,12 +268,9 @@ class Journal(Closing):
 
     # -- writing
 
-    def _finish(
-        self, kind: Literal["done", "revert", "drop"], target: Target, why: str = ""
-    ) -> None:
+    def _finish(self, kind: Literal["done", "revert"], target: Target) -> None:
         self._fold_checked(target, lambda fold: getattr(fold, kind)(target))
-        record = target_record(kind, target)
-        self._append({**record, "why": why} if why else record)
+        self._append(target_record(kind, target))
         getattr(self._fold, kind)(target)
         self._reckon(target)
         self._compact_if_grown()
@@ -297,9 +303,9 @@ class Journal(Closing):
         if self.foreign is not None:
             raise self.foreign.with_traceback(None)
 
-    def _append(self, record: dict[str, Any]) -> None:
+    def _append(self, *records: dict[str, Any]) -> None:
         self._check_version()
-        self._log.append(record)
+        self._log.append(*records)
 
     def _claim_undo(self) -> None:
         with contextlib.suppress(JournalError):

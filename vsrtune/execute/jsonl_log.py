@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: GPL-2.0-or-later
 """A log on disk, which the journal and the ledgers keep their records in.
 
-Append-only JSON lines, fsynced one by one. The first line is a header with the version of the
-format. A log of nothing is an empty file, so that a unit of systemd can ask for it
+Append-only JSON lines, fsynced as they are written. The first line is a header with the version of
+the format. A log of nothing is an empty file, so that a unit of systemd can ask for it
 (ConditionFileNotEmpty); its first record brings the header along.
 
 A crash during the write of a line leaves it at the end of the file without its newline. Such a
@@ -151,8 +151,8 @@ class JsonlLog(Closing):
             raise self.unwritable(error) from error
         self._size = whole
 
-    def append(self, record: Mapping[str, Any]) -> None:
-        """Add a record, which is on disk when this returns. One that does not fit is taken out
+    def append(self, *records: Mapping[str, Any]) -> None:
+        """Add records, which are on disk when this returns. If one does not fit, all are taken out
         again; after a failed fsync no record is accepted any more."""
         if self._broken:
             raise JournalError(
@@ -160,7 +160,8 @@ class JsonlLog(Closing):
                 where=str(self.path),
                 hint="restart vsrtune once the disk is well",
             )
-        data = line(record) if self._size else self._header + line(record)
+        data = b"".join(map(line, records))
+        data = data if self._size else self._header + data
         self._check_size(len(data))
         try:
             write_all(self._file, data)

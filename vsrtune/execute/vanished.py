@@ -33,9 +33,11 @@ def forget(
         if present.shows(target) or not is_gone(target, ops):
             continue
         try:
-            out.append((target, drop_vanished(target, ops, journal)))
+            out.append((target, _take_back(target, ops, journal)))
         except WriteError as error:
             out.append((target, error))
+    gone = [target for target, taken in out if not isinstance(taken, WriteError)]
+    journal.drop_all(gone, "vanished")
     return out
 
 
@@ -43,13 +45,17 @@ def drop_vanished(target: Target, ops: LiveSysOps, journal: Journal) -> Sched | 
     """Forget a target that is gone. A thread that called execve(2) goes on with its class as the
     main thread of its process, and gives it back first. Returns that class, None otherwise. Raises
     WriteError when that fails; the entry stays then, and JournalError."""
-    entry = journal.entry(target)
-    taken = None
-    if entry is not None and isinstance(target, ThreadSched):
-        with suppress(VanishedError):
-            taken = _take_from_heir(target, entry, ops, journal)
+    taken = _take_back(target, ops, journal)
     journal.drop(target, "vanished")
     return taken
+
+
+def _take_back(target: Target, ops: LiveSysOps, journal: Journal) -> Sched | None:
+    entry = journal.entry(target)
+    if entry is not None and isinstance(target, ThreadSched):
+        with suppress(VanishedError):
+            return _take_from_heir(target, entry, ops, journal)
+    return None
 
 
 def _take_from_heir(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import shell_samples as samples
 from fake_kernel import BOOT, KERNELS, FakeKernel, key, make_host, make_plan
 
 from vsrtune.execute.executor import apply
-from vsrtune.execute.journal import Journal
+from vsrtune.execute.journal import Journal, read_entries
 from vsrtune.execute.vanished import forget
 from vsrtune.model.guest import Sched, SchedClass
 from vsrtune.model.snapshot import SnapshotSlice
@@ -36,6 +37,25 @@ def test_a_vcpu_that_becomes_another_program_keeps_no_class(
         assert (target, now) in forget(GONE, host.ops(), journal)
         assert host.ops().read(main) == Sched()
         assert journal.entry(target) is None
+
+
+def test_a_guest_that_ended_keeps_a_pass_waiting_for_the_disk_once(
+    host: FakeKernel, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has an entry for each of its threads, and a host may lose all its guests at once."""
+    path = tmp_path / "journal.jsonl"
+    with Journal.open(path, BOOT) as journal:
+        apply(make_plan(host), host.ops(), journal)
+        before = journal.entries()
+        host.end_guest(1000)
+        waits: list[int] = []
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", waits.append)
+            gone = {target for target, _ in forget(GONE, host.ops(), journal)}
+        left = tuple(e for e in before if e.target not in gone)
+        assert left and len(gone) > 1
+        assert journal.entries() == read_entries(path, BOOT) == left
+        assert len(waits) == 1
 
 
 def test_who_cannot_be_reached_is_not_forgotten(host: FakeKernel, tmp_path: Path) -> None:
