@@ -121,6 +121,11 @@ class ObservationPass:
         virt = self.virt
         return problem_log.attempt("libvirt", virt.domains, None) if virt is not None else None
 
+    def _domain(self, virt: VirtSource, name: str) -> DomainText | None:
+        # libvirt may take seconds for each answer, and many may be asked for.
+        self.pulse()
+        return virt.domain(name)
+
     def _join(
         self,
         processes: Processes,
@@ -135,7 +140,7 @@ class ObservationPass:
             if silent or self.virt is None:
                 return None
             problems = len(problem_log.problems)
-            found = problem_log.attempt("libvirt", partial(self.virt.domain, name), None)
+            found = problem_log.attempt("libvirt", partial(self._domain, self.virt, name), None)
             silent = len(problem_log.problems) > problems
             return found
 
@@ -216,7 +221,9 @@ class ObservationPass:
             else:
                 plain.append(pid)
         last_pid = {h.domain: pid for pid, h in known.held.items()}
-        domains = [(virt.domain(n), last_pid.get(n)) for n in wanted] if virt is not None else []
+        domains = (
+            [(self._domain(virt, n), last_pid.get(n)) for n in wanted] if virt is not None else []
+        )
         processes = self._processes(domains, plain)
         due, vanished = self._due(processes, domains, plain)
         for process, domain in due:

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -173,6 +174,23 @@ def test_a_guest_that_starts_while_the_host_is_read_is_ours(tree: HostTree) -> N
     snapshot = Observer(tree.root(), virt).observe()
     assert [g.ref for g in snapshot.guests] == ["vr 1", "qemu:pq1"]
     assert snapshot.guests[0].problems == ()
+
+
+def test_a_pass_shows_that_it_moves_on_between_two_questions_to_libvirt(tree: HostTree) -> None:
+    """A slow libvirt may take seconds for each; the watchdog waits for a minute in all."""
+    seen: list[str] = []
+
+    class Slow(FakeVirt):
+        def domain(self, name: str) -> DomainText | None:
+            seen.append(name)
+            return super().domain(name)
+
+    libvirt_qemu(tree, 60, "vr 2", "c0ffee00-0000-4000-8000-000000000002")
+    observer = Observer(tree.root(), Slow(), pulse=lambda: seen.append(""))
+    observer.observe()
+    observer.observe_some(frozenset(["vr 3", "vr 4"]))
+    assert set(seen) == {"", "vr 1", "vr 2", "vr 3", "vr 4"}
+    assert not [pair for pair in pairwise(seen) if all(pair)]
 
 
 def test_a_libvirt_that_dies_while_the_host_is_read_has_no_foreign_guests(tree: HostTree) -> None:
