@@ -81,11 +81,37 @@ def test_a_name_with_a_line_feed_makes_no_event() -> None:
     assert [parse(line) is not None for line in lines] == [True, False]
 
 
+@pytest.mark.parametrize("process", ["", "(    800) ", "(-------) "])
 @pytest.mark.parametrize(
-    "name", ["taskset", "a b-3", "-1 [0] x 1.0: ", "a-1  [000] ", "", "\u202e"]
+    "name", ["taskset", "a b-3", "-1 [0] x 1.0: ", "a-1  [000] ", "-1 (", "", "\u202e"]
 )
-def test_a_name_before_the_event_does_not_pass_for_another_thread(name: str) -> None:
-    assert parse(AFFINITY.replace("<...>", name)) == parse(AFFINITY)
+def test_a_name_before_the_event_does_not_pass_for_another_thread(name: str, process: str) -> None:
+    line = AFFINITY.replace("<...>", name).replace("[001]", f"{process}[001]")
+    assert parse(line) == parse(AFFINITY)
+
+
+@pytest.mark.parametrize("lacks", ["", "fields"])
+def test_lines_have_the_usual_form_whatever_another_tracer_has_set(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lacks: str
+) -> None:
+    (tmp_path / "instances").mkdir()
+    (tmp_path / "kprobe_events").touch()
+    (tmp_path / "trace_options").touch()
+    known = {"latency-format", "context-info", "irq-info", "fields", "raw", "hex", "bin"} - {lacks}
+    found = {"record-tgid", "latency-format", "raw", "hex", "bin"}
+
+    def write(path: str, text: str, flags: int = 0) -> None:
+        if path.startswith(f"{tmp_path}/instances/") and path.endswith("/trace_options"):
+            name = text.removeprefix("no")
+            if name not in known:
+                raise OSError(22, "Invalid argument", path)
+            (found.add if name == text else found.discard)(name)
+
+    monkeypatch.setattr(changes, "write_file", write)
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    # There is no pipe to listen to.
+    ChangeEvents(lambda: None, lambda _change: None, str(tmp_path)).run()
+    assert found == {"record-tgid", "context-info", "irq-info"}
 
 
 def test_the_offset_of_a_devices_name_is_used_only_where_it_is_known() -> None:

@@ -101,7 +101,13 @@ _OF_HOST = {"rr": RrTimeslice.kind, "rt": RealtimeLimit.kind}
 
 # The kernel writes the name of the task, which another tracer may have recorded, and a dash. A name
 # has 15 characters at most: none can imitate all of the rest.
-_LINE = re.compile(r".{0,40}?-(\d{1,10})\s+\[\d+\]\s+\S+\s+(\d+\.\d+): (\w+): (.*)")
+_LINE = re.compile(
+    r".{0,40}?-(\d{1,10})\s+(?:\([-\d ]+\) )?\[\d+\]\s+\S+\s+(\d+\.\d+): (\w+): (.*)"
+)
+# An instance inherits the options of the top level, which another tracer may have changed. These
+# make lines of that form. The process in parentheses stays where it is recorded (record-tgid): the
+# kernel would take it from the events of all instances (trace_event_enable_tgid_record).
+_OPTIONS = ("nolatency-format", "context-info", "irq-info", "nofields", "noraw", "nohex", "nobin")
 _NUMBER = re.compile(r"\b(?:tid|pid|irq)=(\d{1,10})(?: |$)")
 _DEVICE = re.compile(r'\bdevice="([^"/\s]{1,15})"')
 _COMM = re.compile(r' comm="([^"]{0,15})')
@@ -241,6 +247,9 @@ class ChangeEvents(Background):
         instance = _instance(self._tracefs, pid)
         with _nameless(f"{self._tracefs}/trace_options"):
             os.mkdir(instance)
+        for option in _OPTIONS:
+            with contextlib.suppress(OSError):  # before 6.4 there is no "fields"
+                write_file(f"{instance}/trace_options", option)
         for file, text in (
             ("buffer_size_kb", str(_BUFFER)),
             ("trace_clock", "mono"),
