@@ -290,13 +290,14 @@ class TraceMemory:
         nics: Iterable[SeenNic],
         alive: Iterable[ThreadKey],
     ) -> None:
-        """Merge new results over old ones, and forget workers that are not ``alive``. Raises
-        ObserveError when the file cannot be replaced; memory is updated anyway."""
+        """Merge new results over old ones, and forget workers that are not ``alive`` and lower
+        devices whose names others have now. Raises ObserveError when the file cannot be replaced;
+        memory is updated anyway."""
         living = set(alive)
         by_key = {w.key: w for w in self.results.workers if w.key in living}
         by_key.update((w.key, w) for w in workers)
-        by_nic = {(n.nic, n.ifindex): n for n in self.results.nics}
-        by_nic.update(((n.nic, n.ifindex), n) for n in nics)
+        by_nic = {n.nic: n for n in self.results.nics}
+        by_nic.update((n.nic, n) for n in nics)
         self.results = replace(
             self.results,
             workers=tuple(w for _, w in sorted(by_key.items())),

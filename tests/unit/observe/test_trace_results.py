@@ -45,6 +45,10 @@ def test_merges_and_forgets_the_dead(tmp_path: Path) -> None:
     fresh(path).remember([], [], [TWO.key])
     assert fresh(path).worker(ONE.key) is None
     assert fresh(path).worker(TWO.key) == ("macvtap1", 10)
+    assert fresh(path).rx_cpus("p0", 4) == CpuSet([2]), "it is there, and its guest may come back"
+    again = SeenNic("p0", 5, CpuSet([3]))
+    fresh(path).remember([], [again], KEYS)
+    assert fresh(path).results.nics == (again,)
 
 
 def test_another_boot_begins_anew(tmp_path: Path) -> None:
