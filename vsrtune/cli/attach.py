@@ -97,6 +97,9 @@ def attach(
                 return code
         elif switcher.unfinished():
             click.echo("A switch was interrupted: the next one, or --recover, takes it back first.")
+        elif not dry_run:
+            # What is released late is macvtap, which the new devices would keep from coming back.
+            attachments.outcome(switcher.sweep())
         read = survey(host, switcher.origins(), places.journal)
         names = {read.guest(name).name for name in guests}
         request = SwitchRequest(

@@ -121,6 +121,8 @@ def carry_out(
         return
     with opened(places) as (switcher, live):
         switcher.take_back_unfinished()
+        # As `vsrtune attach` does: a guest gets back what it has released late.
+        complain(switcher.sweep().failed)
         origins = switcher.origins()
         host = survey(live, origins, places.journal)
         for batch in batches(host, wanted(host, origins, policies)):

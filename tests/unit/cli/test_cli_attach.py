@@ -12,15 +12,17 @@ from attach_host import FakeAttachHost
 from vsrtune.attach.ledger import STEP, AttachLedger
 from vsrtune.attach.plan.model import AttachHostState, SwitchRequest
 from vsrtune.attach.plan.planner import plan
-from vsrtune.attach.plan.steps import MadeDevice, MakeDevice
+from vsrtune.attach.plan.steps import NAPI_KIND, MadeDevice, MakeDevice
 from vsrtune.attach.signals import Interrupted
 from vsrtune.attach.transaction import Switcher
 from vsrtune.cli import attachments
 from vsrtune.cli.main import run
+from vsrtune.cli.options import StatePlaces
 from vsrtune.core.codec import encode
 from vsrtune.execute.journal import Journal
 from vsrtune.host.filesystem import boot_id
 from vsrtune.model.guest import Attachment
+from vsrtune.policy.model import Policy
 
 pytest.importorskip("libvirt")
 URI = "test:///default"
@@ -67,6 +69,30 @@ def test_a_second_interruption_says_what_is_left(tmp_path: Path, times: int, lef
         pytest.raises(Interrupted, match=left),
     ):
         attachments.carry(Switcher(host, ledger, "boot-1"), switch)
+
+
+@pytest.mark.parametrize("by_policy", [False, True])
+def test_a_late_release_does_not_keep_a_guest_from_the_next_switch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_policy: bool
+) -> None:
+    """The device of its neighbour would keep the macvtap that it gets back away."""
+    host = FakeAttachHost()
+    host.add("a", ("02:00:00:00:0a:00", "p0"))
+    host.add("b", ("02:00:00:00:0b:00", "p0"))
+    monkeypatch.setattr(attachments, "LiveHost", lambda _uri: host)
+    host.hung = {"uuid-a"}
+    assert attach(tmp_path, "--to", "napi-macvlan", "a", "b") == 1
+    host.hung = set()
+    host.sleep(1)
+    assert host.fakes["uuid-a"].live == []
+    if by_policy:
+        places = StatePlaces(tmp_path / "journal.jsonl", tmp_path / "attach.jsonl", URI)
+        policies = (Policy("p.yaml", "*", attachment=Attachment.NAPI_MACVLAN),)
+        assert [error for _, error in attachments.carry_out(policies, places)] == [None]
+    else:
+        assert attach(tmp_path, "--to", "napi-macvlan", "a", "b") == 0
+    assert host.problems() == []
+    assert {link.kind for link in host.table.values() if link.lower} == {NAPI_KIND}
 
 
 def test_nothing_to_recover(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
