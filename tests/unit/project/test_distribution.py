@@ -19,6 +19,7 @@ import qemu.qmp
 from labtool import hosttools
 
 import vsrtune
+from vsrtune.attach.ledger import ASKED, GROUP, ORIGIN, STEP, AttachLedger
 from vsrtune.cli.daemon import daemon
 
 TREE = Path(__file__).resolve().parents[3]
@@ -237,23 +238,38 @@ def test_a_purge_deletes_what_the_guide_says_and_a_removal_nothing(tmp_path: Pat
     assert deleted == {"remove": set(), "purge": told - {"/etc/default/vsrtune"}}
 
 
-@pytest.mark.parametrize("on_our_devices", [False, True])
+@pytest.mark.parametrize("kinds", [(), (ASKED,), (ORIGIN, ASKED), (STEP,), None])
+@pytest.mark.parametrize("elsewhere", [False, True])
 def test_the_package_stays_while_guests_stand_on_its_devices(
-    tmp_path: Path, on_our_devices: bool
+    tmp_path: Path, kinds: tuple[str, ...] | None, elsewhere: bool
 ) -> None:
-    """Also where undo fails: a reboot ends settings, but does not bring such guests back."""
-    (tmp_path / "attach.jsonl").write_text("{}\n" if on_our_devices else "")
-    (tmp_path / "cat").symlink_to("/bin/cat")
+    """Also where undo fails: a reboot ends settings, but does not bring such guests back. An
+    interface that is asked for is macvtap; None is a ledger of another version."""
+    ledger = tmp_path / ("other.jsonl" if elsewhere else "attach.jsonl")
+    with AttachLedger.open(ledger) as entries:
+        gone = [entries.add(kind, {}) for kind in (ASKED, ORIGIN, STEP, GROUP)]
+        for kind in kinds or ():
+            entries.add(kind, {"name": "p0", "queues": [1, 2]})
+        entries.done(gone[0])
+        entries.done(*gone[1:])
+    if kinds is None:
+        ledger.write_text('{"r":"header","version":2}\n')
+    if elsewhere:
+        (tmp_path / "vsrtune").write_text(f'#\nVSRTUNE_ATTACH_LEDGER="{ledger}"\n')
+    for tool in ("awk", "cat", "sed"):
+        (tmp_path / tool).symlink_to(str(shutil.which(tool)))
     script = (TREE / "debian/vsrtune.prerm").read_text()
-    script = script.replace("/var/lib/vsrtune", str(tmp_path))
-    script = script.replace("/run/systemd/system", str(tmp_path))
+    for place in ("/var/lib/vsrtune", "/etc/default", "/run/systemd/system"):
+        script = script.replace(place, str(tmp_path))
     words = ["/bin/sh", "-c", script, "prerm", "remove"]
     done = subprocess.run(
         words, check=False, env={"PATH": str(tmp_path)}, capture_output=True, text=True
     )
-    assert done.returncode == on_our_devices
-    assert ("vsrtune attach --to macvtap" in done.stderr) == on_our_devices
-    assert ("a reboot does it" in done.stderr) != on_our_devices
+    stays = kinds not in ((), (ASKED,))
+    assert done.returncode == stays
+    assert ("vsrtune attach --to macvtap" in done.stderr) == stays
+    assert (f"move {ledger} away" in done.stderr) == stays
+    assert ("a reboot does it" in done.stderr) != stays
 
 
 def test_needrestart_hands_over(tmp_path: Path) -> None:
