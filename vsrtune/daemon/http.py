@@ -9,6 +9,7 @@ it, by one thread at a time, however many ask. No pass waits for the lock that t
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import json
 import socket
@@ -35,6 +36,7 @@ from prometheus_client import (
 
 from vsrtune.core.codec import encode
 from vsrtune.core.errors import VsrtuneError
+from vsrtune.daemon.systemd import LOGGER
 from vsrtune.model.daemon_state import DaemonState
 from vsrtune.views.metric_families import collect
 from vsrtune.views.metric_subjects import Scrape
@@ -242,8 +244,17 @@ class _Server(ThreadingMixIn, WSGIServer):
     def server_bind(self) -> None:
         """Bind as the base classes do, also to an address that the host gets later in its boot.
         They ask for its name, which a host without network waits for."""
-        self.socket.setsockopt(*_FREEBIND[self.address_family], 1)
-        TCPServer.server_bind(self)
+        try:
+            TCPServer.server_bind(self)
+        except OSError as error:
+            if error.errno != errno.EADDRNOTAVAIL:
+                raise
+            self.socket.setsockopt(*_FREEBIND[self.address_family], 1)
+            TCPServer.server_bind(self)
+            where = self.server_address[0]
+            LOGGER.warning(
+                "%s is no address of this host yet; metrics are served once it is", where
+            )
         self.server_name, self.server_port = str(self.server_address[0]), self.server_address[1]
         self.setup_environ()
 

@@ -276,15 +276,20 @@ def test_serves_on_ipv6() -> None:
         assert answer.status == 200
 
 
-@pytest.mark.parametrize("host", ["192.0.2.77", "2001:db8::77"])
-def test_an_address_may_come_after_the_daemon(host: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At a boot; nor is its name asked for, which takes as long as the network is not there."""
+@pytest.mark.parametrize("host", ["192.0.2.77", "2001:db8::77", "127.0.0.1"])
+def test_an_address_may_come_after_the_daemon(
+    host: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At a boot; nor is its name asked for, which takes as long as the network is not there. A
+    wrong one, which never comes, is told."""
     asked: list[str] = []
     monkeypatch.setattr(socket, "gethostbyaddr", asked.append)
     if ":" in host and not Path("/proc/net/if_inet6").exists():
         pytest.skip("this machine has no IPv6")
-    http.serve(Metrics(), host, 9178)
+    http.serve(Metrics(), host, free_port())
     assert asked == []
+    told = [f"{host} is no address of this host yet; metrics are served once it is"]
+    assert caplog.messages == ([] if host == "127.0.0.1" else told)
 
 
 @pytest.mark.parametrize("host", ["no.such.host.invalid", "127..0.0.1", "a" * 64])
