@@ -159,9 +159,9 @@ def lower_devices(facts: ModuleFacts) -> Iterable[Finding]:
             yield error(text, " && ".join(commands), "`ip -d link`")
         elif rest:
             yield info(
-                f"{', '.join(rest)} on {where} is down, as for a standby: another device is up "
-                "there with its MAC, or one of them has mode passthrough",
-                "the daemon brings up the one whose guest runs",
+                f"{', '.join(rest)} on {where} is down: another device is up there with its MAC, "
+                "or one of them has mode passthrough; if its guest runs, it gets no frames",
+                "the daemon, or `vsrtune attach --recover`, brings up the one whose guest runs",
             )
         else:
             yield ok(f"{where} carries {', '.join(own)}")
