@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -126,7 +126,11 @@ def group_names(ctx: click.Context, _param: click.Parameter, begun: str) -> list
 
 
 class _Directory(click.Path):
-    """A directory. Path takes an empty name, that of an unset variable, for the current one."""
+    """A directory. Path takes an empty name, that of an unset variable, for the current one. In a
+    list of several, an empty one is that of no directory."""
+
+    def split_envvar_value(self, rv: str) -> Sequence[str]:
+        return [name for name in super().split_envvar_value(rv) if name] or [""]
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         if value == "":

@@ -260,6 +260,19 @@ def test_a_libvirt_that_is_away_is_a_host_that_cannot_be_read(
     assert ExitCode.UNREAD in exit_codes(*words.split())
 
 
+@pytest.mark.parametrize(
+    ("several", "code"), [("@:", 0), (":@", 0), ("@::@/more", 0), (":", ExitCode.WRONG)]
+)
+def test_an_empty_name_among_several_is_no_directory(
+    several: str, code: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "more").mkdir()
+    (tmp_path / "p.yaml").write_text(GOOD)
+    (tmp_path / "more/q.yaml").write_text(GOOD.replace("vr1", "vr2"))
+    monkeypatch.setenv("VSRTUNE_POLICIES", several.replace("@", str(tmp_path)))
+    assert main.run(["policy", "check"]) == code
+
+
 def contents(place: Path) -> dict[str, bytes | int]:
     """Every file below the directory; of what is none to read its kind."""
     return {
