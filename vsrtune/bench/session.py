@@ -208,6 +208,8 @@ class _Session:
         try:
             self.configurator.apply(configuration)
         except VsrtuneError as error:
+            if error.exit_code is ExitCode.INTERRUPTED:
+                raise
             self.watch.say(f"{configuration.name} is left out: {error}")
             return False
         return True

@@ -13,6 +13,7 @@ import shell_samples
 from bench_router import FakeRouter
 from fake_host import FakeHost
 
+from vsrtune.attach.errors import SwitchError
 from vsrtune.bench import session
 from vsrtune.bench.cleanup import cleaners
 from vsrtune.bench.cleanup.cleaners import BenchLedger
@@ -68,6 +69,24 @@ def test_a_cleaner_says_what_others_changed(
         host.set_queue(222)
         assert ledger.resolve(cleaners.CLEANERS) == []
     assert LEFT in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("interrupted", [False, True])
+def test_an_interruption_while_the_kit_is_tried_is_no_reason_to_leave_it_out(
+    interrupted: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def apply(_configuration: object) -> None:
+        raise SwitchError(VsrtuneError("no module"), [], interrupted=interrupted)
+
+    with ProgressWatch() as watch:
+        made = _Session(samples.SPEC, (samples.UNTUNED,), watch, "", 1)
+        made.configurator = SimpleNamespace(apply=apply)
+        if interrupted:
+            with pytest.raises(SwitchError):
+                made._fits(samples.UNTUNED)
+        else:
+            assert not made._fits(samples.UNTUNED)
+    assert ("is left out: no module" in capsys.readouterr().err) != interrupted
 
 
 @pytest.mark.parametrize("before", [signal.SIG_IGN, signal.SIG_DFL])

@@ -33,7 +33,7 @@ from vsrtune.attach.host import LiveHost
 from vsrtune.attach.ledger import DEFAULT_PATH as LEDGER
 from vsrtune.attach.plan.model import STACKED, AttachHostState, Switch, SwitchRequest
 from vsrtune.attach.plan.planner import plan
-from vsrtune.attach.plan.steps import Card, Plug, Step
+from vsrtune.attach.plan.steps import Card, Plug
 from vsrtune.attach.survey import survey
 from vsrtune.attach.transaction import Switcher
 from vsrtune.bench.setup.commands import run
@@ -463,5 +463,4 @@ def _same(cards: Sequence[Card], present: Sequence[Card]) -> bool:
 
 
 def _carry_out(switcher: Switcher, *steps: Plug) -> None:
-    needed: tuple[Step, ...] = tuple(step for step in steps if step.cards)
-    carry_out(switcher, Switch(Attachment.MACVTAP, (), needed))
+    carry_out(switcher, Switch(Attachment.MACVTAP, (), tuple(s for s in steps if s.cards)))
