@@ -36,7 +36,7 @@ from vsrtune.host.filesystem import HostRoot
 from vsrtune.host.netdev import DeviceFrames, guest_frames, parse_net_dev
 from vsrtune.host.procfs import CLOCK_TICKS, Stat, parse_stat
 from vsrtune.model.daemon_state import DaemonState, Starved
-from vsrtune.model.guest import REALTIME, TIMED, Guest, Role, ThreadKey
+from vsrtune.model.guest import TIMED, Guest, Role, ThreadKey
 from vsrtune.model.load import shared_devices
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.stepdown import StepLevel
@@ -57,9 +57,10 @@ STARVED_PATH = Path("/run/vsrtune/starved.json")
 
 
 def real_time_cpus(guests: Iterable[Guest]) -> CpuSet:
-    """The CPUs on which real-time threads of guests may run."""
+    """The CPUs on which real-time threads of guests, or threads with a budget, may run: one of a
+    whole CPU leaves as little."""
     return CpuSet.union(
-        t.affinity for guest in guests for t in guest.threads if t.sched.cls in REALTIME
+        t.affinity for guest in guests for t in guest.threads if t.sched.cls in TIMED
     )
 
 

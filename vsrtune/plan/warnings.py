@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from collections.abc import Set as AbstractSet
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import DATA_PLANE, REALTIME, Guest, Role, SchedClass, Thread, level
+from vsrtune.model.guest import DATA_PLANE, REALTIME, TIMED, Guest, Role, SchedClass, Thread, level
 from vsrtune.model.host import Host
 from vsrtune.model.load import WINDOWS
 from vsrtune.model.snapshot import Snapshot
@@ -176,10 +176,12 @@ def _overcommitted(result: Snapshot, managed: AbstractSet[str]) -> list[str]:
 
 
 def _unthrottled(host: Host, guests: Sequence[Guest]) -> list[str]:
-    if host.sched_rt_runtime_us != -1 or not any(_realtime(g.threads) for g in guests):
+    timed = any(t.sched.cls in TIMED for g in guests for t in g.threads)
+    if host.sched_rt_runtime_us != -1 or not timed:
         return []
     text = (
         "realtime throttling is off (sched_rt_runtime_us = -1): "
-        "a realtime thread that never sleeps takes its CPU for good"
+        "a realtime thread that never sleeps takes its CPU for good, and the kernel admits any sum "
+        "of budgets"
     )
     return [text]

@@ -25,6 +25,8 @@ from vsrtune.plan.safety.starvation import GuardedThread, Subject
 
 PF_KTHREAD = 0x00200000
 FIFO = Sched(SchedClass.FIFO, 7, reset_on_fork=True)
+# A whole CPU, which the kernel admits where sched_rt_runtime_us is -1.
+WHOLE = Sched(SchedClass.DEADLINE, 0, 0, True, 10_000_000, 10_000_000, 10_000_000)
 
 
 class Root:
@@ -68,10 +70,10 @@ class Root:
         return [(name, 0) for name in self.listdir("/proc") if name.isdecimal()]
 
 
-def fifo(guest: Guest, cpu: int = 1) -> Guest:
-    """Its vcpu and worker under FIFO on one CPU."""
+def fifo(guest: Guest, cpu: int = 1, sched: Sched = FIFO) -> Guest:
+    """Its vcpu and worker under ``sched`` on one CPU."""
     threads = tuple(
-        replace(t, sched=FIFO, affinity=CpuSet([cpu])) if t.role is not Role.EMULATOR else t
+        replace(t, sched=sched, affinity=CpuSet([cpu])) if t.role is not Role.EMULATOR else t
         for t in guest.threads
     )
     return replace(guest, threads=threads)
@@ -245,8 +247,11 @@ def test_a_thread_id_that_is_somebody_elses_by_now_tells_nothing() -> None:
     assert scene.steps == []
 
 
-def test_a_starving_ksoftirqd_steps_the_guest_down_that_holds_its_cpu() -> None:
+@pytest.mark.parametrize("sched", [FIFO, WHOLE], ids=str)
+def test_a_starving_ksoftirqd_steps_the_guest_down_that_holds_its_cpu(sched: Sched) -> None:
     scene = Scene("vr1", "vr2")
+    scene.guests = tuple(fifo(guest, sched=sched) for guest in scene.guests)
+    scene.publish()
     scene.full = True
     scene.beside("ksoftirqd/1")
     vcpu = scene.guests[1].by_role(Role.VCPU)[0]

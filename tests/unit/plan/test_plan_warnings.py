@@ -104,7 +104,7 @@ def test_guests_without_a_policy_are_not_warned_of() -> None:
 
 
 @pytest.mark.parametrize(
-    ("runtime", "sched", "count"), [(-1, RR_9, 1), (-1, OTHER, 0), (1, RR_9, 0)]
+    ("runtime", "sched", "count"), [(-1, RR_9, 1), (-1, DEADLINE, 1), (-1, OTHER, 0), (1, RR_9, 0)]
 )
 def test_throttling_that_is_off(runtime: int, sched: Sched, count: int) -> None:
     left = snapshot(placed(("1", sched)), on=host(rt_runtime=runtime))
