@@ -56,6 +56,8 @@ RECENT = 60.0
 STARVED = 4.0
 
 _RUNNABLE = "R"
+# How names of kernel threads of a CPU, and of an interrupt, begin.
+_VITAL = ("ksoftirqd/", "rcu", "ktimers/", "irq/", "irq_work/", "backlog_napi/", "cpuhp/")
 # The resolution of the rates of the last minute, in seconds.
 _BUCKET = 5.0
 
@@ -367,9 +369,9 @@ class Rule:
 
 
 def vital(name: str, kernel: bool) -> bool:
-    """Whether a thread is a kernel thread bound to its CPU whose starvation hangs the host:
-    SoftIRQ, RCU, a bound worker."""
+    """Whether a thread is a kernel thread bound to its CPUs whose starvation hangs the host, or
+    what it serves: SoftIRQ, RCU, an interrupt, CPU hotplug, a bound worker."""
     if not kernel:
         return False
     bound_worker = name.startswith("kworker/") and name[8:9].isdigit()
-    return bound_worker or name.startswith(("ksoftirqd/", "rcu", "ktimers/"))
+    return bound_worker or name.startswith(_VITAL)
