@@ -56,17 +56,15 @@ from vsrtune.plan.safety.starvation import (
 STARVED_PATH = Path("/run/vsrtune/starved.json")
 
 
-def real_time_cpus(guests: Iterable[Guest]) -> CpuSet:
-    """The CPUs on which real-time threads of guests, or threads with a budget, may run: one of a
-    whole CPU leaves as little."""
-    return CpuSet.union(
-        t.affinity for guest in guests for t in guest.threads if t.sched.cls in TIMED
-    )
+def real_time_masks(guests: Iterable[Guest]) -> set[CpuSet]:
+    """The CPUs of each real-time thread of guests, and of each with a budget: one of a whole CPU
+    leaves as little."""
+    return {t.affinity for guest in guests for t in guest.threads if t.sched.cls in TIMED}
 
 
 class Aside:
-    """Moves all threads of this process. If no CPU would be left, they may run on all CPUs that
-    this process had at the start."""
+    """Moves all threads of this process. A thread that may run on all CPUs that this process had
+    at the start takes none of them from it. If no CPU would be left, they may run on all."""
 
     def __init__(self) -> None:
         self._allowed = CpuSet(os.sched_getaffinity(0))
@@ -74,7 +72,8 @@ class Aside:
 
     def step(self, snapshot: Snapshot | None) -> None:
         """Leave the CPUs to the real-time threads of a snapshot's guests."""
-        busy = real_time_cpus(snapshot.guests) if snapshot is not None else CpuSet()
+        masks = real_time_masks(snapshot.guests) if snapshot is not None else ()
+        busy = CpuSet.union(mask for mask in masks if self._allowed - mask)
         cpus = self._allowed - busy or self._allowed
         if cpus == self._now:
             return
@@ -345,7 +344,7 @@ class _Others:
     ) -> frozenset[int]:
         guarded = {s.ref for s in subjects}
         guests = snapshot.guests if snapshot is not None else ()
-        cpus = real_time_cpus(g for g in guests if g.ref in guarded)
+        cpus = CpuSet.union(real_time_masks(g for g in guests if g.ref in guarded))
         before, self._idle = self._idle, self._sampler.idle() if cpus else {}
         return frozenset(c for c in cpus if c in before and self._idle.get(c) == before[c])
 

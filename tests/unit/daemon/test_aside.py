@@ -19,17 +19,18 @@ from vsrtune.daemon.guard import Aside
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.guest import Sched, SchedClass
 
-def host(cpus, cls=SchedClass.FIFO):
+def host(cpus, cls=SchedClass.FIFO, first=None):
     guest = samples.guest()
-    threads = tuple(replace(t, sched=Sched(cls, 7), affinity=CpuSet(cpus)) for t in guest.threads)
-    return samples.snapshot(replace(guest, threads=threads))
+    threads = [replace(t, sched=Sched(cls, 7), affinity=CpuSet(cpus)) for t in guest.threads]
+    threads[0] = replace(threads[0], affinity=CpuSet(first or cpus))
+    return samples.snapshot(replace(guest, threads=tuple(threads)))
 
 mine = sorted(os.sched_getaffinity(0))
 done, tids = threading.Event(), []
 def wait():
     tids.append(threading.get_native_id())
     done.wait()
-other = threading.Thread(target=wait)
+other = threading.Thread(target=wait, daemon=True)
 other.start()
 while not tids:
     pass
@@ -43,6 +44,8 @@ assert where() == [mine[:1]] * 2, where()
 aside.step(host(mine[1:], SchedClass.OTHER))
 assert where() == [mine, mine], where()
 aside.step(host(mine[:1]))
+assert where() == [mine[1:]] * 2, where()
+aside.step(host(mine[:1], first=mine))
 assert where() == [mine[1:]] * 2, where()
 aside.step(host(mine))
 assert where() == [mine, mine], where()
