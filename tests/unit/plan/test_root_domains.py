@@ -199,12 +199,19 @@ def test_a_second_guest_on_the_same_cpu_makes_both_float_in_the_slice() -> None:
     assert [a.target.guest for a in made.actions if isinstance(a.target, Partition)] == [HOST_REF]
 
 
-def pinned(*, exclusive: bool = True) -> Snapshot:
-    """vr1, and vr2 whose vcpu an operator pinned to CPU 2."""
+def pinned(*, exclusive: bool = True, role: Role = Role.VCPU) -> Snapshot:
+    """vr1, and vr2 of which an operator pinned one thread to CPU 2, and which has no vcpu if that is
+    its iothread."""
     other = change(
-        router("vr2", 2000, online="0-2"), Role.VCPU,
+        router("vr2", 2000, online="0-2"), Role.VCPU if role is Role.IOTHREAD else role,
         affinity=cpus("2"), pin=cpus("2"), cpuset_cpus="2", cpuset_effective=cpus("2"),
     )  # fmt: skip
+    group = "machine.slice/machine-qemu-2000-x.scope/libvirt/iothread0"
+    threads = tuple(
+        replace(t, role=role, cgroup=group) if role is Role.IOTHREAD and t.index == 0 else t
+        for t in other.threads
+    )
+    other = replace(other, threads=threads)
     return with_cpusets(snapshot(router(online="0-2"), other, on=host(3)), exclusive=exclusive)
 
 
@@ -233,6 +240,26 @@ def test_a_slice_confines_nobody_who_is_bound_elsewhere() -> None:
     queue = parse("guest: vr2\nqueue: {macvtap: 400}\nprofile: none\n", "vr2.yaml")
     (refusal,) = plan(pinned(exclusive=False), [budgets("1"), queue]).refusals
     assert "vr2 vcpu 0, which no policy moves, is bound to CPUs 2 outside it" in refusal.reason
+
+
+@pytest.mark.parametrize("role", [Role.EMULATOR, Role.IOTHREAD])
+@pytest.mark.parametrize(
+    ("exclusive", "on", "words"),
+    [(True, "2", "is bound to CPUs 2, off them"), (False, "1", "is bound to CPUs 2 outside it")],
+)
+def test_a_pin_without_which_libvirt_starts_no_guest(
+    role: Role, exclusive: bool, on: str, words: str
+) -> None:
+    """Outside of the cpuset sched_setaffinity fails with EINVAL. Only libvirt's own list counts,
+    unless libvirt failed to set it, and no policy rewrites that of an iothread."""
+    seen = pinned(exclusive=exclusive, role=role)
+    (refusal,) = plan(seen, [budgets(on)]).refusals
+    assert f"vr2 {role.value}" in refusal.reason and words in refusal.reason
+    away = asks("cpus: {emulator: auto, iothread: auto}", "vr2")
+    assert bool(plan(seen, [budgets(on), away]).refusals) == (role is Role.IOTHREAD)
+    for other in ({"cpuset_cpus": ""}, {"affinity": cpus("0-2") - cpus(on)}):
+        guests = (seen.guests[0], change(seen.guests[1], role, **other))
+        assert plan(replace(seen, guests=guests), [budgets(on)]).refusals == ()
 
 
 def test_a_guest_that_the_plan_moves_away_is_not_pushed_off() -> None:

@@ -23,7 +23,7 @@ from collections.abc import Mapping, Sequence
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.deadline import bandwidth, limit, limit_text, percent
-from vsrtune.model.guest import DATA_PLANE, Role, SchedClass, ThreadKey, WorkerKind
+from vsrtune.model.guest import DATA_PLANE, Role, SchedClass, Thread, ThreadKey, WorkerKind
 from vsrtune.model.host import Host
 from vsrtune.model.root_domains import (
     PARTITION_CGROUP,
@@ -305,10 +305,8 @@ def _merge(
             search.chosen[member.thread.key] = Chosen(cpus, f"floats in the partition {slice_}")
     for guest in snapshot.guests:
         for thread in guest.threads:
-            bound = thread.affinity & context.online
-            stays = thread.key not in search.chosen and not context.afloat(thread)
-            stays = stays and thread.role in DATA_PLANE
-            if stays and within(thread.cgroup, slice_) and not bound & cpus:
+            bound = _bound(context, thread, search)
+            if bound and within(thread.cgroup, slice_) and not bound & cpus:
                 first = next(m for m in inside if m.booked)
                 search.refuse(
                     first,
@@ -318,6 +316,20 @@ def _merge(
                     "have a policy move it, use kernel 6.7 or later, or class fifo",
                 )
                 return
+
+
+def _bound(context: Context, thread: Thread, search: Search) -> CpuSet:
+    """The CPUs to which somebody bound a thread that no policy moves, empty when nobody did. Of
+    emulators and iothreads these are libvirt's lists in force: libvirt cannot set a pin outside of
+    the cpuset, and the guest would not start again. No policy rewrites the list of iothreadpin."""
+    listed = thread.role is Role.IOTHREAD and "/iothread" in thread.cgroup
+    if context.afloat(thread) or (thread.key in search.chosen and not listed):
+        return CpuSet()
+    if thread.role in DATA_PLANE:
+        return thread.affinity & context.online
+    listed |= thread.role is Role.EMULATOR
+    cpus = CpuSet.parse((listed and thread.cpuset_cpus) or "")
+    return cpus & context.online if thread.affinity <= cpus else CpuSet()
 
 
 def admit(snapshot: Snapshot, domain: RootDomain, search: Search) -> None:
@@ -362,17 +374,15 @@ def evict(context: Context, snapshot: Snapshot, domain: RootDomain, search: Sear
         return
     for guest in snapshot.guests:
         for thread in guest.threads:
-            bound = bool(thread.affinity) and thread.affinity <= domain.cpus
-            bound = bound and not context.afloat(thread)
-            work = thread.role in DATA_PLANE
+            bound = _bound(context, thread, search)
             below = domain.mode is DomainMode.LOOSE and within(thread.cgroup, domain.path)
-            if not bound or not work or below or thread.key in search.chosen:
+            if not bound or not bound <= domain.cpus or below:
                 continue
             first = next(m for m in domain.members if m.booked)
             search.refuse(
                 first,
                 f"the partition of CPUs {domain.cpus} would push {guest.ref} {label(thread)}, "
-                f"which no policy moves and which is bound to CPUs {thread.affinity}, off them",
+                f"which no policy moves and which is bound to CPUs {bound}, off them",
                 "choose other CPUs, or move it away first, by a policy or by hand",
             )
             return
