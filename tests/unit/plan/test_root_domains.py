@@ -349,6 +349,16 @@ def test_an_emulator_is_confined_to_the_slice_that_is_a_partition() -> None:
     assert plan(seen, [within]).refusals == ()
 
 
+def test_an_iothread_that_iothreadpin_binds_is_confined_to_what_both_allow() -> None:
+    seen = pinned(exclusive=False, role=Role.IOTHREAD)
+    both = {"affinity": cpus("0-1"), "cpuset_cpus": "0-1", "cpuset_effective": cpus("0-1")}
+    seen = replace(seen, guests=(seen.guests[0], change(seen.guests[1], Role.IOTHREAD, **both)))
+    made = plan(seen, [budgets("1-2"), asks("cpus: {iothread: auto}", "vr2")])
+    assert made.refusals == ()
+    (iothread,) = project_actions(seen, made.actions).guests[1].by_role(Role.IOTHREAD)
+    assert iothread.affinity == cpus("1")
+
+
 def test_a_slice_cannot_become_a_partition_with_the_isolated_cpu() -> None:
     seen = snapshot(router(), router("vr2", 2000), on=host(isolated="3"))
     seen = with_cpusets(seen, exclusive=False)

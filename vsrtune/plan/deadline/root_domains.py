@@ -442,7 +442,8 @@ def emulators(per_guest: Sequence[Requirements], search: Search) -> None:
             pick = chosen[pin.thread.key].cpus
             if inside and not pick <= domain.cpus:
                 if pin.cpus is None:
-                    chosen[pin.thread.key] = Chosen(domain.cpus, f"confined to {domain.path}")
+                    both = domain.cpus & pin.allowed or domain.cpus
+                    chosen[pin.thread.key] = Chosen(both, f"confined to {domain.path}")
                     continue
                 reason = (
                     f"{label(pin.thread)} lives in {domain.path}, which becomes the partition of "
