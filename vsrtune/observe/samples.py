@@ -26,7 +26,7 @@ K = TypeVar("K")
 T = TypeVar("T")
 
 # Counters of a lower device that say that a frame was lost, by their names in sysfs.
-_LOWER = ("rx_dropped", "rx_missed_errors", "tx_dropped")
+_LOWER = ("rx_dropped", "rx_missed_errors", "rx_fifo_errors", "tx_dropped")
 
 
 def take(

@@ -283,7 +283,8 @@ def _bottlenecks(
         below = {name for i in guest.interfaces for name in i.lower}
         missed: dict[int, float] = {}
         at = {(f"CPU {c}", "backlog"): [c] for c, names in serving.items() if below & {*names}}
-        at |= {(n, "rx_missed_errors"): [c for c in serving if n in serving[c]] for n in below}
+        for place in ("rx_missed_errors", "rx_fifo_errors"):
+            at |= {(n, place): [c for c in serving if n in serving[c]] for n in below}
         for drop in drops:
             if served := at.get((drop.where, drop.place)):
                 # A NIC counts for all its queues: most likely it misses on the fullest CPU.

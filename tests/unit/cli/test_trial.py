@@ -126,12 +126,13 @@ class TestTurn:
             drops={
                 DropPlace("CPU 0", "backlog"): 1, DropPlace("p0", "rx_dropped"): 2,
                 DropPlace("p1", "rx_missed_errors"): 4, DropPlace("p1", "tx_dropped"): 8,
+                DropPlace("p1", "rx_fifo_errors"): 64,
                 DropPlace("macvtap0", "ring", "vr1"): 16, DropPlace("macvtap1", "ring", "vr1"): 32,
             },
             frames={"macvtap0": GuestFrames(69, 48, 60), "macvtap1": GuestFrames(1)},
         )  # fmt: skip
         found = rule.counts(sample)
-        assert (found.received, found.forwarded, found.early) == (70, 60, 6)
+        assert (found.received, found.forwarded, found.early) == (70, 60, 70)
 
     def test_settings_are_what_can_be_set(self) -> None:
         host = FakeHost()

@@ -81,6 +81,7 @@ def test_a_tap_counts_the_other_way_round_and_lower_devices_by_counter() -> None
     tree.device("tap0", 7, has="tun_flags brport lower_br0").device("p0", 2)
     # rx_dropped is 7 and tx_dropped 9 in such a tree.
     tree.file("/sys/devices/virtual/net/p0/statistics/rx_missed_errors", "5\n")
+    tree.file("/sys/devices/virtual/net/p0/statistics/rx_fifo_errors", "6\n")
     seen = replay(recorded_hosts.file("bookworm-veth-plain"))
     (guest, *_) = seen.guests
     taps = (replace(guest.interfaces[0], target="tap0", lower=("p0", "gone")),)
@@ -92,6 +93,7 @@ def test_a_tap_counts_the_other_way_round_and_lower_devices_by_counter() -> None
         DropPlace("p0", "rx_dropped"): 7,
         DropPlace("p0", "tx_dropped"): 9,
         DropPlace("p0", "rx_missed_errors"): 5,
+        DropPlace("p0", "rx_fifo_errors"): 6,
     }
     assert sample.threads == {}
 

@@ -35,7 +35,7 @@ LEAST_FRAMES = 100
 # Minimum number of pairs for an interval.
 LEAST_PAIRS = stats.pairs_needed(1)
 # Counters of a lower device for frames that never reached the guest.
-_EARLY = ("rx_dropped", "rx_missed_errors")
+_EARLY = ("rx_dropped", "rx_missed_errors", "rx_fifo_errors")
 
 
 @dataclass(frozen=True, slots=True)
