@@ -164,7 +164,7 @@ def test_a_ratio_from_the_routers_own_traffic(
     restored: None, libvirt_guest: LabGuest, irq_cpus: set[int], overload: None
 ) -> None:
     before = hoststate.capture()
-    done = labhelp.vsrtune("try", libvirt_guest.name, "--for", "30s", "--json", check=False)
+    done = labhelp.vsrtune("try", libvirt_guest.name, "--for", "60s", "--json", check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     found = json.loads(done.stdout)
     assert found["guests"] == [libvirt_guest.ref]
@@ -181,7 +181,7 @@ def test_a_ratio_from_the_routers_own_traffic(
 
 
 def test_without_traffic_nothing_is_decided(restored: None, libvirt_guest: LabGuest) -> None:
-    done = labhelp.vsrtune("try", libvirt_guest.name, "--for", "24s", check=False)
+    done = labhelp.vsrtune("try", libvirt_guest.name, "--for", "50s", check=False)
     assert done.returncode == 6, done.stdout + done.stderr
     assert "12 of 12 turns left out: fewer than 100 frames arrived" in done.stdout
     assert "nothing decided" in done.stdout

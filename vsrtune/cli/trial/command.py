@@ -46,7 +46,8 @@ from vsrtune.policy.model import Policy
 from vsrtune.policy.parser import parse
 from vsrtune.views import tables
 
-_LEAST_SECONDS, _MOST_SECONDS = 24.0, 600.0
+# The fewest pairs that decide take 50 s.
+_LEAST_SECONDS, _MOST_SECONDS = 50.0, 600.0
 
 
 @click.command("try")
@@ -56,7 +57,7 @@ _LEAST_SECONDS, _MOST_SECONDS = 24.0, 600.0
         "--for",
         "seconds",
         type=Duration(_LEAST_SECONDS, _MOST_SECONDS),
-        default="60s",
+        default="120s",
         show_default=True,
         metavar="TIME",
         help="How long the turns take in all; switching between them comes on top.",
@@ -82,8 +83,9 @@ def try_(
 
     With POLICY_FILE, tries that policy on the guests that it names. With GUEST, tries the
     policy of the policy directories that names it, or if there is none the one that `vsrtune
-    policy init` would write, on this guest alone. No frame is generated. For each turn of 2 s
-    the frames that arrived for the guests and that they forwarded are counted.
+    policy init` would write, on this guest alone. No frame is generated. For the second
+    half of each turn of 4.1 s the frames that arrived for the guests and that they forwarded
+    are counted.
 
     The policy is better only if the lower end of the 95 % interval of the forwarded share,
     tuned over untuned, is above 1. Everything ends at the original, also when the command is

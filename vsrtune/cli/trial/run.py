@@ -17,10 +17,11 @@ from vsrtune.observe.observer import live_observer
 from vsrtune.policy.matching import qemu_filter
 from vsrtune.policy.model import Policy
 
-# The beginning of a turn does not count: threads move, queues fill or drain.
-SETTLE_SECONDS = 0.5
-# Frames are counted within this time.
-COUNT_SECONDS = 1.5
+# The beginning of a turn does not count: threads move, queues fill or drain, and the losses that a
+# NIC shows until its driver reads them again (every 2 s: ixgbe, e1000e) are of the turn before.
+SETTLE_SECONDS = 2.05
+# Frames are counted within this time, in which the driver reads the losses at least once.
+COUNT_SECONDS = 2.05
 PAIR_SECONDS = 2 * (SETTLE_SECONDS + COUNT_SECONDS)
 
 
