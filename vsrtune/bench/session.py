@@ -18,7 +18,7 @@ from typing import Any
 
 from vsrtune import __version__
 from vsrtune.bench import paper
-from vsrtune.bench.cleanup.cleaners import CLEANERS, BenchLedger, RunGuard
+from vsrtune.bench.cleanup.cleaners import CLEANERS, DEFAULT_PATH, BenchLedger, RunGuard
 from vsrtune.bench.measure.counters import guests_of
 from vsrtune.bench.measure.tester import Tester
 from vsrtune.bench.methods import compare, methods
@@ -84,7 +84,7 @@ def measure(
 def clean() -> list[str]:
     """Take back what a killed run left, and return a line for each thing taken back. Raises
     VsrtuneError that names what could not be taken back."""
-    with BenchLedger.open() as ledger:
+    with BenchLedger.open(DEFAULT_PATH) as ledger:
         pending = ledger.pending()
         _fail(ledger.resolve(CLEANERS))
         return [f"cleaned: {entry.kind}" for entry in pending]
@@ -159,7 +159,7 @@ class _Session:
                 if signal.getsignal(number) is not signal.SIG_IGN:
                     before = signal.signal(number, signal.default_int_handler)
                     stack.callback(signal.signal, number, before)
-            ledger = stack.enter_context(BenchLedger.open())
+            ledger = stack.enter_context(BenchLedger.open(DEFAULT_PATH))
             _fail(ledger.resolve(CLEANERS))
             stack.enter_context(RunGuard(ledger))
             seen = qemu_filter([p for c in self.configurations if c.policy for p in policies(c)])

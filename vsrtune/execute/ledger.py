@@ -29,7 +29,7 @@ VERSION = 1
 LOCK_SECONDS = 10.0
 _HEADER = {"r": "header", "version": VERSION}
 
-Cleaner = Callable[[dict[str, Any]], None]
+Cleaner = Callable[[dict[str, Any]], object]
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ def make_spec(guests: list[LabGuest]) -> Spec:
 
 @pytest.fixture
 def ledger() -> Iterator[BenchLedger]:
-    with BenchLedger.open() as opened:
+    with BenchLedger.open(DEFAULT_PATH) as opened:
         assert opened.resolve(CLEANERS) == []
         yield opened
         assert opened.pending() == []
@@ -324,12 +324,11 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import labhelp, test_bench
 from dataclasses import replace
-from vsrtune.bench.cleanup.cleaners import RunGuard
-from vsrtune.bench.cleanup.cleaners import BenchLedger
+from vsrtune.bench.cleanup.cleaners import DEFAULT_PATH, BenchLedger, RunGuard
 from vsrtune.bench.spec.model import Load, Traffic
 from vsrtune.bench.measure.tester import Tester
 spec = replace(test_bench.make_spec(labhelp.lab_guests()), traffic=Traffic(bidirectional=True))
-with BenchLedger.open() as ledger, RunGuard(ledger) as watch:
+with BenchLedger.open(DEFAULT_PATH) as ledger, RunGuard(ledger) as watch:
     print(["guarded", watch.pid], flush=True)
     with Tester(spec, ledger, test_bench.OBSERVER.observe) as tester:
         print(["opened", *test_bench.agents()], flush=True)
@@ -367,7 +366,7 @@ def test_a_killed_bench_leaves_nothing(until: str, delay: float) -> None:
     child.wait()
     ended = time.monotonic()
     # The guard lets go of the lock when it is done.
-    with BenchLedger.open(wait=30.0) as ledger:
+    with BenchLedger.open(DEFAULT_PATH, wait=30.0) as ledger:
         print(f"cleaned within {time.monotonic() - ended:.1f} s")
         assert ledger.pending() == []
     labhelp.wait_for(lambda: not os.path.exists(f"/proc/{said['guarded'][0]}"), "the guard ended")
@@ -388,7 +387,7 @@ def test_when_all_of_it_is_killed_nothing_flows_and_the_next_start_cleans(spec: 
     labhelp.wait_for(lambda: not flowing(), "the traffic ended with its agents")
     for space in ("gen", "sink"):
         assert "vsrtune" not in inside(space, "nft", "list", "tables")
-    with BenchLedger.open(wait=5.0) as ledger:
+    with BenchLedger.open(DEFAULT_PATH, wait=5.0) as ledger:
         assert ledger.resolve(CLEANERS) == []
         assert ledger.pending() == []
     assert leftovers() == []
@@ -396,5 +395,8 @@ def test_when_all_of_it_is_killed_nothing_flows_and_the_next_start_cleans(spec: 
 
 @labhelp.one_release("processes and pipes of the bench")
 def test_one_bench_at_a_time() -> None:
-    with BenchLedger.open(), pytest.raises(VsrtuneError, match="another bench is running"):
+    with (
+        BenchLedger.open(DEFAULT_PATH),
+        pytest.raises(VsrtuneError, match="another bench is running"),
+    ):
         BenchLedger.open(DEFAULT_PATH, wait=0.3)

@@ -94,7 +94,7 @@ def test_nohup_is_kept(before: signal.Handlers, monkeypatch: pytest.MonkeyPatch)
     """nohup has a process ignore SIGHUP, and then nothing may end the run at logout."""
     during: list[object] = []
 
-    def opened() -> BenchLedger:
+    def opened(_path: Path) -> BenchLedger:
         during.extend(map(signal.getsignal, (signal.SIGHUP, signal.SIGTERM)))
         raise VsrtuneError("no further")
 

@@ -24,7 +24,7 @@ import syslog
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 from vsrtune.bench import children
 from vsrtune.bench.children import AgentProcess
@@ -38,7 +38,7 @@ from vsrtune.execute.executor import Result
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
 from vsrtune.execute.jsonl_log import LogNames
-from vsrtune.execute.ledger import LOCK_SECONDS, Cleaner, Ledger
+from vsrtune.execute.ledger import Cleaner, Ledger
 from vsrtune.host.filesystem import LiveRoot, boot_id
 from vsrtune.host.procfs import parse_stat
 
@@ -63,13 +63,6 @@ class BenchLedger(Ledger):
         "wait for its end",
     )
 
-    @classmethod
-    def open(
-        cls, path: Path = DEFAULT_PATH, *, lock: int | None = None, wait: float = LOCK_SECONDS
-    ) -> Self:
-        """As ``Ledger.open``."""
-        return super().open(path, lock=lock, wait=wait)
-
 
 def undo_journal(data: Mapping[str, Any]) -> None:
     """Put back every setting of the journal that a ``tuning`` entry names. Raises
@@ -82,11 +75,6 @@ def undo_journal(data: Mapping[str, Any]) -> None:
         for note in settle(executor.undo(ops, journal)):
             syslog.syslog(syslog.LOG_WARNING, f"vsrtune bench: {note}")
             sys.stderr.write(f"vsrtune: {note}\n")
-
-
-def revert_command(data: Mapping[str, Any]) -> None:
-    """Run the command that takes back the command of a ``command`` entry. Raises WriteError."""
-    run(data["revert"])
 
 
 def settle(result: Result) -> tuple[str, ...]:
@@ -156,7 +144,7 @@ CLEANERS: dict[str, Cleaner] = {
     attachments.Attachments.kind: attachments.put_back,
     scaling.Members.kind: scaling.put_back,
     TUNING: undo_journal,
-    COMMAND: revert_command,
+    COMMAND: lambda data: run(data["revert"]),
 }
 
 

@@ -37,11 +37,6 @@ def percent(share: float | None) -> str:
     return "0" if share == 0 else f"{100 * share:.2f}"
 
 
-def interval(low: float | None, high: float | None) -> str:
-    """``low..high``; a dash when there is none."""
-    return NOTHING if low is None or high is None else f"{number(low)}..{number(high)}"
-
-
 def _microseconds(seconds: float | None) -> str:
     return number(None if seconds is None else seconds * 1e6)
 
@@ -126,7 +121,7 @@ def throughput_table(found: Sequence[Point]) -> Table:
             "offered pps": load_text(p),
             "sent pps": number(p.sent_pps),
             "forwarded pps": number(p.pps),
-            "lowest..highest": interval(p.low, p.high),
+            "lowest..highest": f"{number(p.low)}..{number(p.high)}",
             "trials": str(len(p.trials)),
             "lost %": percent(p.loss),
             **{DROPS[place]: percent(p.drop_share(place)) for place in places},
@@ -298,7 +293,7 @@ def _compare(s: Summary) -> list[Table]:
     columns: Columns = {
         "configuration": lambda one: one["name"],
         "median pps": lambda one: number(one["median"]),
-        "lowest..highest": lambda one: interval(one["low"], one["high"]),
+        "lowest..highest": lambda one: f"{number(one['low'])}..{number(one['high'])}",
         "verdict": lambda one: (
             one["ratio"]["text"].removeprefix(f"{one['name']}: ") if one["ratio"] else "baseline"
         ),
