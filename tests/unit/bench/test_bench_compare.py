@@ -128,6 +128,24 @@ def test_searches_are_compared_by_their_answers() -> None:
     assert point["configurations"][1]["ratio"]["median"] == pytest.approx(2.0, rel=0.06)
     assert verdicts(found) == ["higher"]
     assert expected(of, 2, 6) is None
+    assert found["notes"] == []
+
+
+@pytest.mark.parametrize(
+    ("peaks", "most", "names", "told"),
+    [
+        ((1_100_000, 1_900_000), 1e6, [A, B], "the generator, which cannot send more: at least"),
+        ((90_000, 3_000_000), 1e12, [B], "the highest rate of the search, which passed: at least"),
+        ((500, 90_000), 1e12, [A], "the lowest rate of the search, which failed: below"),
+    ],
+)
+def test_searches_that_did_not_end_at_the_router_are_noted(
+    peaks: tuple[int, int], most: float, names: list[Configuration], told: str
+) -> None:
+    of = spec(Method("ndr", low=1000, high=2_000_000, precision=0.05))
+    found, _ = measure(of, [FakeRouter(peak, most=most) for peak in peaks], pairs=6)
+    told = told.replace(": ", ": its rate is ") + " that"
+    assert found["notes"] == [f"most searches of {one.name} ended at {told}" for one in names]
 
 
 def test_too_few_pairs_say_so() -> None:

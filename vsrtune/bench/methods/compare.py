@@ -10,9 +10,10 @@ one for each load with offered (None for a search), size (of frames, where it is
 and configurations: one for each, in their order, with
 
     name, values (by round) and their spread, loss and sent_pps (medians, None for a search),
-    generator_limited, ratio (None for the baseline): median,
-    low, high (of the interval, None when there is none), pairs, p (signed-rank test),
-    verdict ("higher", "lower", "none", "too few pairs"), text (a sentence);
+    generator_limited (False for a search), limited_by (by round, of a search alone),
+    ratio (None for the baseline): median, low, high (of the interval, None when there is none),
+    pairs, p (signed-rank test), verdict ("higher", "lower", "none", "too few pairs"), text (a
+    sentence);
 
 notes: sentences.
 
@@ -24,9 +25,9 @@ however many loads it has.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import asdict
-from statistics import median
+from statistics import median, mode
 from typing import Any
 
 from vsrtune.bench.methods import methods
@@ -91,13 +92,18 @@ def _searches(
     spec: Spec, names: Sequence[str], groups: Sequence[int], pairs: int, seed: int
 ) -> CompareRun:
     """Make one whole search in each configuration in each round."""
-    values: list[list[float]] = [[] for _ in names]
+    found: list[list[dict[str, Any]]] = [[] for _ in names]
     for turn in trial_rounds(groups, 1, pairs, seed):
         for index in turn.configurations:
-            found = yield from tagged(index, methods.start(spec, seed))
-            values[index].append(float(found["lower"] or 0.0))
-    answers = [_measured(name, found) for name, found in zip(names, values, strict=True)]
-    return _summary(spec, names, [{"offered": None, "configurations": answers}], seed)
+            found[index].append((yield from tagged(index, methods.start(spec, seed))))
+    answers = [
+        _measured(name, [float(one["lower"] or 0.0) for one in each])
+        | {"limited_by": [one["limited_by"] for one in each]}
+        for name, each in zip(names, found, strict=True)
+    ]
+    summary = _summary(spec, names, [{"offered": None, "configurations": answers}], seed)
+    summary["notes"] += _limit_notes(answers)
+    return summary
 
 
 def _measured(name: str, values: list[float], trials: Sequence[Trial] = ()) -> dict[str, Any]:
@@ -195,3 +201,13 @@ def _short_notes(points: Iterable[dict[str, Any]]) -> list[str]:
         for one in found["configurations"]
         if one["generator_limited"]
     ]
+
+
+def _limit_notes(answers: Iterable[dict[str, Any]]) -> Iterator[str]:
+    """Notes on searches that did not end at the router: the ratio is not that of the routers."""
+    for one in answers:
+        others = [limit for limit in one["limited_by"] if limit != "router"]
+        if len(others) * 2 > len(one["limited_by"]):
+            end = methods.LIMITS[mode(others)]
+            rate = "below that" if mode(others) == "low" else "at least that"
+            yield f"most searches of {one['name']} ended at {end}: its rate is {rate}"

@@ -202,6 +202,13 @@ def _passes(spec: Spec, trial: Trial) -> bool:
 
 
 SEARCHES = ("ndr", "pdr")
+# What a search may be limited by, in words.
+LIMITS = {
+    "router": "the router",
+    "generator": "the generator, which cannot send more",
+    "high": "the highest rate of the search, which passed",
+    "low": "the lowest rate of the search, which failed",
+}
 # Trials of a single load that show whether the rate drifts.
 OFTEN = 10
 

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from statistics import median
 from typing import Any
 
+from vsrtune.bench.methods.methods import LIMITS
 from vsrtune.bench.paper import beside
 from vsrtune.bench.report.points import DROPS, ROLES, Point, by_configuration, used
 from vsrtune.bench.spec.model import Outcome
@@ -252,20 +253,12 @@ def _sweep(s: Summary) -> Table:
     return _words("Sweep", rows)
 
 
-_LIMITS = {
-    "router": "the router",
-    "generator": "the generator, which cannot send more",
-    "high": "the highest rate of the search, which passed",
-    "low": "the lowest rate of the search, which failed",
-}
-
-
 def _throughput(s: Summary) -> Table:
     name = s["kind"].upper()
     rows = [
         (name, "none of the rates" if s["lower"] is None else f"{number(s['lower'])} pps"),
         ("fails at", "" if s["upper"] is None else f"{number(s['upper'])} pps"),
-        ("limited by", _LIMITS.get(s["limited_by"], str(s["limited_by"]))),
+        ("limited by", LIMITS.get(s["limited_by"], str(s["limited_by"]))),
     ]
     return _words(f"{name} (throughput)", rows)
 
