@@ -73,11 +73,12 @@ def measure(
     if pairs is None:
         session.method = first.method.kind
         return session.run(
-            lambda whole: compare.tagged(0, methods.start(whole, seed)), methods.trials(first)
+            lambda whole: compare.tagged(0, methods.start(whole, seed)),
+            methods.trials(first, first.method.repeats),
         )
     return session.run(
         lambda whole: compare.compare(whole, configurations, pairs, seed),
-        compare.trials(first, len(specs), pairs),
+        methods.trials(first, len(specs) * pairs),
     )
 
 

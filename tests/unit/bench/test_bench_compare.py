@@ -10,8 +10,8 @@ import pytest
 from bench_router import FakeRouter, spec
 
 from vsrtune.bench.methods.compare import compare, verdict
-from vsrtune.bench.methods.compare import trials as expected
 from vsrtune.bench.methods.methods import run
+from vsrtune.bench.methods.methods import trials as expected
 from vsrtune.bench.spec.model import Configuration, Load, Method, Spec, Trial
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.stats import paired_ratio
@@ -72,7 +72,7 @@ def test_a_loss_is_found_as_well() -> None:
 def test_order_is_interleaved_and_shuffled_by_the_seed() -> None:
     _, trials = measure(SWEEP, noisy(1.0, 1), pairs=4, seed=5)
     names = [t.configuration for t in trials]
-    assert len(names) == expected(SWEEP, 2, 4) == 24
+    assert len(names) == expected(SWEEP, 8) == 24
     for turn in range(4):
         part = trials[6 * turn : 6 * turn + 6]
         loads = [t.load.total for t in part]
@@ -107,7 +107,7 @@ def test_sizes_are_points_of_their_own() -> None:
     found, trials = measure(of, [FakeRouter(9000), FakeRouter(18_000)], pairs=9)
     assert [(p["offered"], p["size"]) for p in found["points"]] == [(16_000, 60), (16_000, 1496)]
     assert verdicts(found) == ["higher", "higher"]
-    assert len(trials) == expected(of, 2, 9) == 36
+    assert len(trials) == expected(of, 18) == 36
 
 
 def test_a_generator_that_falls_short_is_noted() -> None:
@@ -127,7 +127,7 @@ def test_searches_are_compared_by_their_answers() -> None:
     assert point["offered"] is None
     assert point["configurations"][1]["ratio"]["median"] == pytest.approx(2.0, rel=0.06)
     assert verdicts(found) == ["higher"]
-    assert expected(of, 2, 6) is None
+    assert expected(of, 12) is None
     assert found["notes"] == []
 
 

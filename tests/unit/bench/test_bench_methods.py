@@ -24,7 +24,7 @@ class TestSweep:
     def test_every_load_in_every_round_in_its_own_order(self) -> None:
         router = FakeRouter(3000)
         _, trials = measure(self.of, router)
-        assert len(trials) == methods.trials(self.of) == 9
+        assert len(trials) == methods.trials(self.of, self.of.method.repeats) == 9
         orders = [tuple(load.total for load in router.loads[i : i + 3]) for i in (0, 3, 6)]
         assert all(sorted(order) == [1000, 4000, 8000] for order in orders)
         assert len(set(orders)) > 1
@@ -62,7 +62,7 @@ class TestSizes:
     def test_each_rate_is_tried_with_each_size(self) -> None:
         router = FakeRouter(3000)
         measure(self.of, router)
-        assert methods.trials(self.of) == len(router.loads) == 8
+        assert methods.trials(self.of, self.of.method.repeats) == len(router.loads) == 8
         for first in (0, 4):
             turn = {(load.total, load.size) for load in router.loads[first : first + 4]}
             assert turn == {(1000, 60), (1000, 1496), (4000, 60), (4000, 1496)}
@@ -126,7 +126,7 @@ class TestSearch:
         assert len(trials) < 30
 
     def test_nobody_knows_how_long_it_takes(self) -> None:
-        assert methods.trials(self.of) is None
+        assert methods.trials(self.of, self.of.method.repeats) is None
 
 
 class TestFairness:

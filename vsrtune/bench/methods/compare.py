@@ -31,7 +31,7 @@ from statistics import median, mode
 from typing import Any
 
 from vsrtune.bench.methods import methods
-from vsrtune.bench.methods.methods import SEARCHES, MethodRun, generator_limited, trial_rounds
+from vsrtune.bench.methods.methods import SEARCHES, MethodRun, trial_rounds
 from vsrtune.bench.spec.model import Configuration, Load, Spec, Trial
 from vsrtune.core import stats
 from vsrtune.core.errors import VsrtuneError
@@ -83,11 +83,6 @@ def _loads(
     return summary
 
 
-def trials(spec: Spec, configurations: int, pairs: int) -> int | None:
-    """How many trials ``compare`` will ask for; None for searches."""
-    return len(methods.loads(spec)) * configurations * pairs or None
-
-
 def _searches(
     spec: Spec, names: Sequence[str], groups: Sequence[int], pairs: int, seed: int
 ) -> CompareRun:
@@ -115,7 +110,7 @@ def _measured(name: str, values: list[float], trials: Sequence[Trial] = ()) -> d
         **stats.spread(values),
         "loss": median(t.loss for t in trials) if trials else None,
         "sent_pps": median(t.sent_pps for t in trials) if trials else None,
-        "generator_limited": generator_limited(trials),
+        "generator_limited": sum(t.fell_short for t in trials) * 2 > len(trials),
         "ratio": None,
     }
 

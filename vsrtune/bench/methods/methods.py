@@ -108,11 +108,6 @@ def even_load(spec: Spec, rate: float, seconds: float, **more: Any) -> Load:
     return Load({router.name: share for router in spec.routers}, seconds, **more)
 
 
-def generator_limited(trials: Sequence[Trial]) -> bool:
-    """Whether the generator, not the router, was the limit in most of the trials."""
-    return sum(t.fell_short for t in trials) * 2 > len(trials)
-
-
 LATENCY_SHARES = (0.1, 0.5, 0.9)
 # How often the next value is a guess: what got through of one that failed, or what is as far above
 # one that passed as the bounds may be apart.
@@ -240,9 +235,9 @@ def loads(spec: Spec) -> list[Load]:
     ]
 
 
-def trials(spec: Spec) -> int | None:
-    """How many trials ``start(spec)`` will ask for; None for a search."""
-    return len(loads(spec)) * spec.method.repeats or None
+def trials(spec: Spec, times: int) -> int | None:
+    """How many trials of each load ``times`` are in all; None for a search."""
+    return len(loads(spec)) * times or None
 
 
 def _sweep(spec: Spec, seed: int) -> MethodRun:
