@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from math import gcd, lcm
 from pathlib import Path
@@ -218,6 +219,52 @@ def test_elements_are_read_back() -> None:
         ]
     }
     assert dict(parse_elements(listing)) == {("10.10.1.2", 20000): 7}
+
+
+class Ending(pktgen.Pktgen):
+    """A generator whose threads have ended when they are looked at, with these results."""
+
+    def __init__(self, directory: Path, frames: dict[str, tuple[int, int]]) -> None:
+        self._streams = {}
+        for name, stream in zip(frames, streams(spec(bidirectional=True), LOAD), strict=True):
+            self._streams[name] = stream
+            sent, microseconds = frames[name]
+            times = f"started: 1000000us  stopped: {1000000 + microseconds}us"
+            (directory / name).write_text(f"pkts-sofar: {sent}  errors: 0\n{times}\n")
+
+
+LOAD = Load({"vr1": 2000.0, "vr2": 1000.0}, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("second", "stopped"),
+    [
+        ((1000, 999_000), False),
+        ((700, 1_000_000), False),  # a slow generator
+        ((700, 700_000), False),  # a thread that began late
+        ((30, 30_000), True),
+    ],
+)
+def test_a_device_that_stops_the_generator_is_an_error(
+    generator: Path, second: tuple[int, int], stopped: bool
+) -> None:
+    (generator.parent / "pgctrl").write_text("")
+    files = {"g0@0": (1000, 999_000), "s0@0": second, "g0@1": (1000, 999_000)}
+    (generator.parent / "kpktgend_1").write_text("Running:\nStopped:\n")
+    made = Ending(generator.parent, files)
+    (silent, wanted), (over, closed) = os.pipe(), os.pipe()
+    os.close(closed)
+    try:
+        if stopped:
+            with pytest.raises(VsrtuneError, match=r"s0: .* stopped after 0\.03 of 1 s"):
+                made.run(1.0, silent)
+        else:
+            assert [one.frames for one in made.run(1.0, silent)] == [1000, second[0], 1000]
+        # Whoever asks it to end early knows.
+        assert len(made.run(1.0, over)) == 3
+    finally:
+        for descriptor in (silent, wanted, over):
+            os.close(descriptor)
 
 
 @pytest.fixture

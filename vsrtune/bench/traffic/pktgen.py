@@ -136,7 +136,17 @@ class Pktgen:
         if not self._ended():
             _write(f"{DIRECTORY}/pgctrl", "stop")
             self._await_late_ones(time.monotonic() + STOP_SECONDS)
-        return tuple(parse_result(s.key, _text(name)) for name, s in self._streams.items())
+        sent = tuple(parse_result(s.key, _text(name)) for name, s in self._streams.items())
+        cancelled = select.select([cancel], [], [], 0)[0]
+        for stream, one in zip(self._streams.values(), sent, strict=True):
+            # A thread that began late lacks less.
+            if one.frames < stream.frames and one.seconds < seconds / 2 and not cancelled:
+                raise VsrtuneError(
+                    f"the generator stopped after {one.seconds:.2f} of {seconds:g} s",
+                    where=stream.device,
+                    hint="it stops when the device has no carrier: see dmesg(1)",
+                )
+        return sent
 
     def close(self) -> None:
         """Leave nothing configured."""
