@@ -70,8 +70,7 @@ def undo_journal(data: Mapping[str, Any]) -> None:
     with Journal.open(Path(data["journal"]), boot_id()) as journal:
         if journal.foreign is not None:
             raise journal.foreign
-        ends, original = journal.budgets_end, journal.original
-        ops = LiveSysOps(data["uri"], budgets_end=ends, original=original)
+        ops = LiveSysOps(data["uri"], budgets_end=journal.budgets_end, original=journal.original)
         for note in settle(executor.undo(ops, journal)):
             syslog.syslog(syslog.LOG_WARNING, f"vsrtune bench: {note}")
             sys.stderr.write(f"vsrtune: {note}\n")

@@ -16,7 +16,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from vsrtune.bench.methods.methods import OFTEN
-from vsrtune.bench.report.points import Point, by_configuration, points
+from vsrtune.bench.report.points import Point, points
 from vsrtune.bench.spec.model import Outcome
 from vsrtune.core.errors import VsrtuneError
 
@@ -124,13 +124,14 @@ def scatter(
 
 def of_outcome(outcome: Outcome, note: str) -> list[tuple[str, Figure]]:
     """The plots of one outcome, each with its caption. ``note`` is printed in each."""
-    found = by_configuration(outcome)
     everything = points(outcome.trials)
     title = f"{outcome.spec.name}: {outcome.method}"
     figures: list[tuple[str, Figure]] = []
     often = len(everything) == 1 and len(everything[0].trials) >= OFTEN
     if often:
-        lines = [_timeline(name, group) for name, group in found.items() if group]
+        [p] = everything
+        times = list(accumulate(t.seconds for t in p.trials))
+        lines = [Curve(p.configuration, times, [t.pps for t in p.trials])]
         figure = throughput(lines, title, note=note, x_label="seconds", ideal=False)
         figures.append(("Forwarded rate over time.", figure))
     elif len({p.offered for p in everything}) > 1:
@@ -167,11 +168,6 @@ def svg(figure: Figure, key: str) -> str:
     text = out.getvalue()
     text = text[text.index("<svg") :]
     return re.sub(r'( id="|"#|\(#)', lambda found: found[1] + key + "-", text)
-
-
-def _timeline(name: str, group: Sequence[Point]) -> Curve:
-    trials = [trial for point in group for trial in point.trials]
-    return Curve(name, list(accumulate(t.seconds for t in trials)), [t.pps for t in trials])
 
 
 def require() -> None:

@@ -70,21 +70,19 @@ class Point:
 
     def cpu_per_million(self, role: str) -> float | None:
         """CPU seconds of a role for each million frames forwarded; None without any."""
-        share = self._share(lambda t: t.cpu_seconds.get(role, 0.0), lambda t: t.forwarded)
-        return share * 1_000_000 if self._forwards else None
+        return self._per_frames(lambda t: t.cpu_seconds.get(role, 0.0), 1_000_000)
 
     def switches_per_thousand(self) -> float | None:
         """Context switches of the guests' threads for each thousand frames forwarded."""
-        share = self._share(lambda t: sum(t.switches.values()), lambda t: t.forwarded)
-        return share * 1000 if self._forwards else None
+        return self._per_frames(lambda t: sum(t.switches.values()), 1000)
 
     def migrations_per_second(self) -> float:
         """Moves of the guests' threads between CPUs, for each second."""
         return self._share(lambda t: sum(t.migrations.values()), lambda t: t.seconds)
 
-    @property
-    def _forwards(self) -> bool:
-        return any(t.forwarded for t in self.trials)
+    def _per_frames(self, part: Callable[[Trial], float], frames: int) -> float | None:
+        share = self._share(part, lambda t: t.forwarded)
+        return share * frames if any(t.forwarded for t in self.trials) else None
 
     def _share(self, part: Callable[[Trial], float], whole: Callable[[Trial], float]) -> float:
         """Over all trials; 0 of nothing."""
