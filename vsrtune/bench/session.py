@@ -31,6 +31,7 @@ from vsrtune.bench.spec.model import Configuration, Load, Outcome, Router, Spec,
 from vsrtune.bench.spec.parser import policies
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
+from vsrtune.execute.brought import refuse_brought
 from vsrtune.execute.ledger import Failure
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe.observer import live_observer
@@ -166,6 +167,7 @@ class _Session:
             seen = qemu_filter([p for c in self.configurations if c.policy for p in policies(c)])
             self.observe = live_observer(self.uri, lambda: seen).observe
             snapshot = self.observe()
+            refuse_brought(snapshot)
             self.spec = with_macs(self.spec, snapshot)
             if self.earlier is not None:
                 self._go_on(self.earlier, snapshot.host.kernel)

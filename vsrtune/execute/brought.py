@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from vsrtune.core.errors import VsrtuneError
 from vsrtune.execute.journal import Journal
 from vsrtune.model.guest import Guest
 from vsrtune.model.journal_records import undo_action
@@ -22,3 +23,13 @@ def adopt_brought(snapshot: Snapshot, guests: Iterable[Guest], journal: Journal)
     journal.reserve(map(undo_action, new))
     for entry in new:
         journal.adopt(entry)
+
+
+def refuse_brought(snapshot: Snapshot) -> None:
+    """Raises VsrtuneError when guests have brought pins, of an untuned host by its journal."""
+    for entry in entries(snapshot.guests, snapshot.host, ()):
+        raise VsrtuneError(
+            "the guest has brought this pin of vsrtune's along, so the host is not untuned",
+            where=str(entry.target),
+            hint="run `vsrtune undo`, then try again",
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import signal
 from dataclasses import replace
 from pathlib import Path
@@ -87,6 +88,17 @@ def test_an_interruption_while_the_kit_is_tried_is_no_reason_to_leave_it_out(
         else:
             assert not made._fits(samples.UNTUNED)
     assert ("is left out: no module" in capsys.readouterr().err) != interrupted
+
+
+def test_a_guest_that_came_tuned_is_refused(
+    host: FakeHost, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.start(shell_samples.travelled("vr2", 200))
+    monkeypatch.setattr(session, "DEFAULT_PATH", tmp_path / "ledger")
+    monkeypatch.setattr(session, "RunGuard", contextlib.nullcontext)
+    monkeypatch.setattr(session, "live_observer", lambda *_: host)
+    with ProgressWatch() as watch, pytest.raises(VsrtuneError, match=r"vr2: .* has brought"):
+        session.measure([samples.SPEC], None, seed=1, watch=watch, uri="")
 
 
 @pytest.mark.parametrize("before", [signal.SIG_IGN, signal.SIG_DFL])

@@ -21,7 +21,7 @@ from switch_faults import do
 from vsrtune.attach.plan.model import SwitchRequest
 from vsrtune.attach.plan.planner import plan
 from vsrtune.attach.signals import HeldSignal, Interrupted
-from vsrtune.cli import attachments, main
+from vsrtune.cli import apply, attachments, main
 from vsrtune.cli.trial import rule
 from vsrtune.cli.trial import run as trial_run
 from vsrtune.cli.trial.rule import TrialCounts, TrialTurn
@@ -409,3 +409,16 @@ class TestCommand:
         assert "tuned already" in tried.err
         assert tried("nobody") == 1
         assert "no such guest is running" in tried.err
+
+    def test_a_guest_that_came_tuned_is_refused(
+        self, tried: Trials, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Not the one of the trial: what a guest has brought is put back for good."""
+        tried.host.start(samples.travelled("vr2", 200))
+        before = tried.host.snapshot
+        assert tried(str(tried.file)) == 1
+        assert "vr2: vcpu 0 pin: the guest has brought this pin of vsrtune's along" in tried.err
+        assert tried.host.snapshot == before
+        monkeypatch.setattr(apply, "_with_libvirt_guests", lambda _: tried.host.observe())
+        assert main.run(["undo"]) == 0
+        assert tried(str(tried.file)) == 0

@@ -12,7 +12,7 @@ import pytest
 import shell_samples as samples
 from fake_host import FakeHost
 from fake_kernel import BOOT, FakeKernel, make_host, make_plan, without_lists
-from shell_samples import POLICY
+from shell_samples import POLICY, travelled
 
 from vsrtune.cli import main
 from vsrtune.core.cpuset import CpuSet
@@ -209,23 +209,6 @@ class TestLibvirt:
         with pytest.raises(WriteError, match=said):
             pins.pin(uuid, None, ONE)
         assert domain.emulatorPinInfo() == before
-
-
-def travelled(pid: int = 100) -> Guest:
-    """A guest as libvirt restores it that was saved while tuned: its vcpu on CPU 1, its
-    emulator on CPU 0, and its worker there as well."""
-    made = samples.guest(pid=pid)
-    emulator, vcpu, worker = made.threads
-    on_zero: dict[str, Any] = {
-        "affinity": ZERO, "cpuset_cpus": "0", "cpuset_effective": ZERO,
-    }  # fmt: skip
-    threads = (
-        replace(emulator, pin=ZERO, **on_zero),
-        replace(vcpu, affinity=ONE, pin=ONE, cpuset_cpus="1", cpuset_effective=ONE),
-        replace(worker, **on_zero),
-    )
-    pins = (CarriedPin(0, ONE, None), CarriedPin(None, ZERO, None))
-    return replace(made, threads=threads, carried=pins)
 
 
 class Noting(FakeKernel):

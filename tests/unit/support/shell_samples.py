@@ -9,7 +9,16 @@ from planning_samples import macvtap
 from planning_samples import thread as planned_thread
 
 from vsrtune.core.cpuset import CpuSet
-from vsrtune.model.guest import Confidence, Guest, Irq, NicKind, Role, Thread, WorkerKind
+from vsrtune.model.guest import (
+    CarriedPin,
+    Confidence,
+    Guest,
+    Irq,
+    NicKind,
+    Role,
+    Thread,
+    WorkerKind,
+)
 from vsrtune.model.host import Competitor, Cpu, Host, Nic
 from vsrtune.model.module_counters import QueueCounters, TapCounters
 from vsrtune.model.snapshot import Problem, Snapshot
@@ -69,6 +78,24 @@ def guest(name: str = "vr1", pid: int = 100, source: str = "libvirt") -> Guest:
         thread(pid, pid + 2, Role.VHOST, **worker),
     )
     return Guest(name, "0b1d" + "0" * 28, source, pid, 5000, threads, (tap,))
+
+
+def travelled(name: str = "vr1", pid: int = 100) -> Guest:
+    """A guest as libvirt restores it that was saved while tuned: its vcpu on CPU 1, its
+    emulator on CPU 0, and its worker there as well."""
+    made = guest(name, pid)
+    emulator, vcpu, worker = made.threads
+    zero, one = CpuSet([0]), CpuSet([1])
+    on_zero: dict[str, Any] = {
+        "affinity": zero, "cpuset_cpus": "0", "cpuset_effective": zero,
+    }  # fmt: skip
+    threads = (
+        replace(emulator, pin=zero, **on_zero),
+        replace(vcpu, affinity=one, pin=one, cpuset_cpus="1", cpuset_effective=one),
+        replace(worker, **on_zero),
+    )
+    pins = (CarriedPin(0, one, None), CarriedPin(None, zero, None))
+    return replace(made, threads=threads, carried=pins)
 
 
 def napi_guest() -> Guest:

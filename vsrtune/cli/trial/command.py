@@ -34,6 +34,7 @@ from vsrtune.cli.trial import run as trial_run
 from vsrtune.cli.trial.rule import TrialTurn, TrialVerdict
 from vsrtune.core.errors import VsrtuneError
 from vsrtune.core.exit_codes import ExitCode
+from vsrtune.execute.brought import refuse_brought
 from vsrtune.execute.journal import Journal
 from vsrtune.host.filesystem import boot_id
 from vsrtune.model.guest import Guest
@@ -105,6 +106,7 @@ def try_(
         if opened.foreign is not None:
             raise opened.foreign
         _check_untuned(opened, places.ledger)
+        refuse_brought(snapshot)
         made = full_plan(snapshot, [policy], (), reassert=True)
         if not as_json:
             show(tables.plan_tables(made))
