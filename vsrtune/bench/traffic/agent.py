@@ -379,15 +379,10 @@ class Agent:
 
 def serve(stdin: int, stdout: int) -> None:
     """Answer requests until stdin ends."""
-    agent = Agent(stdin)
     requests = children.Messages(stdin)
-    try:
+    with contextlib.closing(Agent(stdin)) as agent, contextlib.suppress(EOFError):
         while True:
             children.send(stdout, _answer(agent, requests.next()))
-    except EOFError:
-        return
-    finally:
-        agent.close()
 
 
 def _answer(agent: Agent, request: dict[str, Any]) -> dict[str, Any]:
