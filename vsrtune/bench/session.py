@@ -133,6 +133,8 @@ class _Session:
     method: str = "compare"
     environment: dict[str, Any] = field(default_factory=dict)
     trials: list[Trial] = field(default_factory=list)
+    # The processes (and start times) of the guests in the present configuration.
+    running: dict[str, tuple[int, int]] = field(default_factory=dict)
     started: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="seconds"))
     observe: Callable[[], Snapshot] = field(init=False)
     tester: Tester = field(init=False)
@@ -197,11 +199,19 @@ class _Session:
         return trial
 
     def _made(self, configuration: Configuration, load: Load) -> Trial:
-        if self.save and self.trials and self.trials[-1].configuration != configuration.name:
-            self.save(self._outcome({}, "killed, or still running"))
+        if self.trials and self.trials[-1].configuration != configuration.name:
+            self.running = {}
+            if self.save:
+                self.save(self._outcome({}, "killed, or still running"))
         notes = self.configurator.apply(configuration)
+        snapshot = self.observe()
+        for guest in (g for r in self.spec.routers for g in guests_of(r, snapshot)):
+            process = (guest.pid, guest.start_time)
+            if self.running.setdefault(guest.ref, process) != process:
+                what = f"started anew: the trials of {configuration.name} would not be alike"
+                raise VsrtuneError(what, where=guest.ref, hint="measure again")
         if configuration.name not in self.environment:
-            described = (self.observe(), self.spec, configuration, self.tester.devices())
+            described = (snapshot, self.spec, configuration, self.tester.devices())
             self.environment[configuration.name] = environment(*described)
             self._say(configuration.name, notes)
         return self.tester.trial(load, configuration.name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,6 +27,7 @@ from vsrtune.bench.spec.model import Load
 from vsrtune.core.errors import VsrtuneError
 
 TUNED = replace(samples.TUNED, policy=shell_samples.POLICY)
+LOAD = Load({"vr1": 1000.0}, 1.0)
 LEFT = "is 222 now, vsrtune had written 300 in place of 500; left alone"
 
 
@@ -39,21 +41,47 @@ def host(monkeypatch: pytest.MonkeyPatch) -> FakeHost:
     return fake
 
 
-def test_what_others_changed_during_a_configuration_is_said_and_kept(
-    host: FakeHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    router = FakeRouter(1e9)
-    tester = SimpleNamespace(devices=dict, trial=router.trial)
-    with BenchLedger.open(tmp_path / "ledger") as ledger, ProgressWatch() as watch:
+@contextlib.contextmanager
+def running(host: FakeHost, place: Path) -> Iterator[_Session]:
+    """A run of two configurations on this host, which is put back."""
+    tester = SimpleNamespace(devices=dict, trial=FakeRouter(1e9).trial)
+    with BenchLedger.open(place / "ledger") as ledger, ProgressWatch() as watch:
         made = _Session(samples.SPEC, (samples.UNTUNED, TUNED), watch, "", 1)
         made.observe, made.tester = host.observe, tester
         with Configurator(
-            samples.SPEC, ledger, say=made._say, uri="", journal=tmp_path / "journal"
+            samples.SPEC, ledger, say=made._say, uri="", journal=place / "journal"
         ) as made.configurator:
-            for index in (1, 0, 1):
-                made._trial((index, Load({"vr1": 1000.0}, 1.0)))
-                host.set_queue(222 if index else 500)
+            yield made
         assert ledger.pending() == []
+
+
+def test_a_guest_that_starts_anew_ends_the_run_unless_it_is_tuned_again(
+    host: FakeHost, tmp_path: Path
+) -> None:
+    with running(host, tmp_path) as made:
+        for index in (0, 1, 1):
+            made._trial((index, LOAD))
+        again(host, 300)
+        with pytest.raises(VsrtuneError, match="vr1: started anew: the trials of tuned"):
+            made._trial((1, LOAD))
+        assert [trial.configuration for trial in made.trials] == ["untuned", "tuned", "tuned"]
+        made._trial((0, LOAD))
+        again(host, 400)
+        made._trial((1, LOAD))
+
+
+def again(host: FakeHost, pid: int) -> None:
+    host.destroy("vr1")
+    host.start(shell_samples.guest("vr1", pid))
+
+
+def test_what_others_changed_during_a_configuration_is_said_and_kept(
+    host: FakeHost, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with running(host, tmp_path) as made:
+        for index in (1, 0, 1):
+            made._trial((index, LOAD))
+            host.set_queue(222 if index else 500)
     (tuned,) = [note for note in made.environment["tuned"]["notes"] if LEFT in note]
     assert made.environment["untuned"]["notes"] == []
     assert capsys.readouterr().err.count(f"tuned: {tuned}") == 1
