@@ -7,8 +7,8 @@ per second over all routers.
 
 sweep: peak {offered, pps} (medians); at_highest (pps at the highest load as a share of the
 peak, 1.0 for a router that overload does not hurt; None for one load, or several sizes);
-drift_per_hour (share of the median, of a line through all trials) and r_squared of that line, for
-a single load that was tried often.
+drift_per_hour (of traffic; share of the median, of a line through all trials) and r_squared of
+that line, for a single load that was tried often.
 fairness: unit ("router" or "flow"), points: one for each rate, with rate, shares (by unit: name,
 sent_pps, pps, share: the forwarded part of the frames sent to it; medians) and jain (spread over
 the trials of the index of the shares: 1 when all units lose the same part, 1/n when only one gets

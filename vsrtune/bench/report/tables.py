@@ -248,8 +248,8 @@ def _sweep(s: Summary) -> Table:
     if s["at_highest"] is not None:
         rows.append(("at the highest load", f"{percent(s['at_highest'])} % of the peak"))
     if "drift_per_hour" in s:
-        text = f"{100 * s['drift_per_hour']:+.2f} % an hour (R squared {s['r_squared']:.2f})"
-        rows.append(("drift", text))
+        rate = f"{100 * s['drift_per_hour']:+.2f} % an hour of traffic"
+        rows.append(("drift", f"{rate} (R squared {s['r_squared']:.2f})"))
     return _words("Sweep", rows)
 
 
