@@ -123,7 +123,7 @@ def init(
         running,
         policies,
         {e.target: e.written for e in entries},
-        _no_realtime(root, snapshot),
+        no_realtime(root, snapshot),
     )
     if output is None:
         click.echo(made.text, nl=False)
@@ -165,7 +165,7 @@ def _check_named(guest: Guest, output: Path, policies: tuple[Policy, ...]) -> No
             )
 
 
-def _no_realtime(root: Path | None, snapshot: Snapshot) -> str:
+def no_realtime(root: Path | None, snapshot: Snapshot) -> str:
     """Why this kernel would refuse fifo and rr; "" when it does not, or when that is unknown."""
     from vsrtune.doctor.facts.host import rt_groups
     from vsrtune.host.filesystem import LiveRoot

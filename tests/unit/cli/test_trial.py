@@ -28,7 +28,7 @@ from vsrtune.cli.trial.rule import TrialCounts, TrialTurn
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.execute.journal import Journal
-from vsrtune.model.guest import Attachment
+from vsrtune.model.guest import Attachment, SchedClass
 from vsrtune.model.load import DropPlace, GuestFrames, HostSample
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.policy.matching import QemuFilter
@@ -325,10 +325,16 @@ class TestCommand:
         assert tried.host.snapshot.guests[0].threads[2].affinity == CpuSet([2])
         assert tried.host.snapshot.guests[1] == other
 
-    def test_a_guest_without_a_policy_has_the_one_of_policy_init(self, tried: Trials) -> None:
-        tried("vr1", "--for", "50s", "--json")
+    @pytest.mark.parametrize("groups", [None, "/boot/config"])
+    def test_a_guest_without_a_policy_has_the_one_of_policy_init(
+        self, tried: Trials, groups: str | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("vsrtune.doctor.facts.host.rt_groups", lambda *_: groups)
+        tried("vr1", "--for", "50s", "--json", "--keep-if-better")
         assert json.loads(tried.out)["policy"] == "policy init vr1"
         assert tried.host.writes > 0
+        classes = {t.sched.cls for t in tried.host.snapshot.guests[0].threads}
+        assert (SchedClass.RR in classes) is (groups is None)
 
     def test_a_guest_of_another_user_is_looked_at_as_his(
         self, tried: Trials, monkeypatch: pytest.MonkeyPatch

@@ -28,6 +28,7 @@ from vsrtune.cli.options import (
     readable_policies,
     running_guest,
 )
+from vsrtune.cli.policy import no_realtime
 from vsrtune.cli.render import print_json, say, show
 from vsrtune.cli.trial import guardian, rule
 from vsrtune.cli.trial import run as trial_run
@@ -200,7 +201,7 @@ def _chosen(subject: str, snapshot: Snapshot, dirs: tuple[Path, ...]) -> tuple[P
     if own:
         # The policy may name other guests as well, on which nobody asked to try it.
         return replace(own[0], guest=parse(f"guest: {name}\n", subject).guest), enable
-    text = start(snapshot, guest, others).text
+    text = start(snapshot, guest, others, no_realtime=no_realtime(None, snapshot)).text
     file = shlex.quote(f"{dirs[-1]}/{guest.name.replace('/', '-')}.yaml")
     init = f"vsrtune policy init {shlex.quote(subject)} -o {file}"
     return parse(text, f"policy init {subject}"), f"{init} && {enable}"
