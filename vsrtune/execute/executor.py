@@ -521,17 +521,17 @@ def _restore(entry: Entry, back: Action, ops: LiveSysOps, journal: Journal, tall
         journal.drop(entry.target, "the original is on the host")
         if back.release:
             tally.done.append(back)
-    elif still_applied(entry.written, now, ops):
-        after = moved_masks.renewed(entry.target, back.after, ops)
-        change = replace(back, before=entry.written, after=after, release=False)
-        _change(change, ops, journal, back=True)
-        tally.done.append(back)
-    elif isinstance(now, CpuSet | Pin) and (
-        exactly(entry.original, now, ops) or lost_its_cpus(entry, now, ops)
+    elif (applied := still_applied(entry.written, now, ops)) or (
+        isinstance(now, CpuSet | Pin)
+        and (exactly(entry.original, now, ops) or lost_its_cpus(entry, now, ops))
     ):
         # The kernel gave it others when its own were gone. The original may name others too.
-        change = replace(back, before=now, release=False)
+        after = moved_masks.renewed(entry.target, back.after, ops)
+        before = entry.written if applied else now
+        change = replace(back, before=before, after=after, release=False)
         _change(change, ops, journal, entry.original, back=True)
+        if not same_setting(after, back.after):
+            journal.drop(entry.target, "its cpuset has none of the original's CPUs")
         tally.done.append(back)
     else:
         _leave(entry, now, ops, journal, tally)

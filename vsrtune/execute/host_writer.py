@@ -43,6 +43,7 @@ from vsrtune.host.interrupts import joined
 from vsrtune.host.procfs import parse_stat
 from vsrtune.model.deadline import LEAVING, lag_seconds, parse_overrun
 from vsrtune.model.guest import Sched, SchedClass, ThreadKey
+from vsrtune.model.journal_records import displaced
 from vsrtune.model.targets import (
     DEVICE_SETTINGS,
     CgroupDir,
@@ -241,7 +242,8 @@ class LiveSysOps:
             thread = self._identified(target.thread, str(target))
             if thread.allowed() is None or self._cgroups.partitioned(thread.cgroup()):
                 return cpus
-            return thread.left(cpus)
+            # A pin comes with its own list.
+            return thread.left(cpus, above=not isinstance(target, ThreadAffinity))
 
     def whole(self, target: Target, value: Value) -> Value:
         """The mask or pin ``value`` of a thread that has all CPUs which its cpuset has left, with
@@ -451,7 +453,7 @@ class LiveSysOps:
                 if (mask := t.mask_or_none()) is not None
             }
         mask_then, allowed_then = thread.affinity(), thread.allowed()
-        if pin.cpuset is None:
+        if pin.cpuset is None or displaced(pin):
             nearest = pin.cpus
         else:
             nearest = CpuSet.parse(pin.cpuset) if pin.cpuset else self.online()

@@ -95,10 +95,14 @@ def whole(target: Target, now: Value, ops: LiveSysOps, journal: Journal) -> Valu
 
 def renewed(target: Target, value: Value, ops: LiveSysOps) -> Value:
     """The CPU list or partition ``value`` with the masks that threads are to have beside it
-    (``LiveSysOps.renewed``). Other values are returned as they are. Raises WriteError."""
+    (``LiveSysOps.renewed``). What the cpuset of a thread leaves it (``LiveSysOps.left``) in place
+    of a mask or pin with none of its CPUs. Other values as they are. Raises WriteError."""
     if isinstance(target, Noting) and isinstance(value, Noted):
         return ops.renewed(target, value)
-    return value
+    cpus = pinned_cpus(value)
+    if not cpus or not (others := ops.left(target, cpus)).isdisjoint(cpus):
+        return value
+    return replace(value, cpus=others) if isinstance(value, Pin) else others
 
 
 def left(original: Pin, written: Pin, now: Pin) -> Pin:

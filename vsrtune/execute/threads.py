@@ -88,23 +88,23 @@ class HostThread:
         with told(Operation.CPUSET, self.where, text):
             self._calls.write(f"{MOUNT}/{self.home()}/cpuset.cpus", text)
 
-    def allowed(self) -> CpuSet | None:
-        """The CPUs of the nearest cpuset below the root that confines the thread; None when there
-        is none, or the controller is not on cgroup v2. The cgroup that threads leave again has no
-        list of ours."""
+    def allowed(self, *, above: bool = False) -> CpuSet | None:
+        """The CPUs of the nearest cpuset below the root that confines the thread (``above``: that
+        confines its cgroup); None when there is none, or the controller is not on cgroup v2. The
+        cgroup that threads leave again has no list of ours."""
         try:
-            path = self.cgroup()
+            path = self.cgroup().rpartition("/")[0] if above else self.cgroup()
         except WriteError:
             return None
-        for above in upwards(path.removesuffix(f"/{OWN_CGROUP}")):
+        for group in upwards(path.removesuffix(f"/{OWN_CGROUP}")):
             with suppress(FileNotFoundError):
-                return CpuSet.parse(self._root.read(f"{MOUNT}/{above}/cpuset.cpus.effective"))
+                return CpuSet.parse(self._root.read(f"{MOUNT}/{group}/cpuset.cpus.effective"))
         return None
 
-    def left(self, cpus: CpuSet) -> CpuSet:
-        """What the cpuset leaves the thread of ``cpus``: all its own if it has none of them. The
-        root's leaves all but those of partitions."""
-        allowed = self.allowed()
+    def left(self, cpus: CpuSet, *, above: bool = False) -> CpuSet:
+        """What the cpuset (``allowed``) leaves the thread of ``cpus``: all its own if it has none
+        of them. The root's leaves all but those of partitions."""
+        allowed = self.allowed(above=above)
         if allowed is not None:
             return cpus & allowed or allowed
         try:

@@ -437,6 +437,22 @@ def test_undo_in_a_slice_that_is_narrower_by_now_restores(kernel: str, left: str
     assert masks == ["0-3", "0-3", "1-3" if kernel == "6.12" else "0-3", "0-3"]
 
 
+@pytest.mark.parametrize(("cpu", "kernel"), [(1, "6.12"), (2, "6.12"), (2, "6.1")])
+def test_undo_in_a_slice_without_the_original_cpus_ends(cpu: int, kernel: str) -> None:
+    """CPU 3 was a worker's and the pin of a vcpu. Ours (``cpu``) has gone too, or not."""
+    host = imitated(cpus=4, kernel=kernel)
+    host.kernel.set_affinity(1021, CpuSet([3]))
+    host.kernel.pin(host.scene.guests[0].uuid, 0, CpuSet([3]))
+    settle(host, ask(vr1=f"cpus: {{vcpu: {cpu}, vhost: {cpu}}}"))
+    slice_ = "/sys/fs/cgroup/machine.slice/cpuset.cpus"
+    host.kernel.write(slice_, "0-1")
+    result = host.undo()
+    assert (result.failed, result.left, host.entries()) == ((), (), ())
+    assert [host.kernel.mask(tid) for tid in (1001, 1021)] == ["0-1", "0-1"]
+    host.kernel.write(slice_, "0-3")
+    assert [host.kernel.mask(tid) for tid in (1001, 1021)] == ["3", "0-3"]
+
+
 # -- root domains that change
 
 
