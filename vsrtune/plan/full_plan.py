@@ -55,7 +55,7 @@ from vsrtune.policy.model import Policy
 _PINS = ThreadAffinity | VcpuPin | EmulatorPin
 
 REASON = "no policy asks for it any more"
-ADRIFT = "a CPU that it was given is offline or out of its cpuset, so it may run on others"
+ADRIFT = "it has all CPUs of its cpuset, or one that it was given is offline or out of its cpuset"
 UNSEEN = (
     "nothing guards its class: its guest no longer shows this thread, is stepped down, or has no "
     "policy and libvirt does not answer"
@@ -325,7 +325,7 @@ def _adrift(
 ) -> set[Target]:
     """The realtime classes of threads that have lost a CPU which we gave them, or found them with
     (``found_so``), and may run on others. The kernel lets a thread without any CPU run on all that
-    its cpuset has."""
+    its cpuset has, and 6.1 any thread whose cpuset has changed."""
     present, online = PresentValues(snapshot), snapshot.host.online
     found: set[Target] = set()
     for target, written in {**found_so, **applied}.items():
@@ -338,7 +338,8 @@ def _adrift(
         # The list of a vcpu's own cgroup is its pin.
         pinned = isinstance(target, VcpuPin)
         bound = thread.cpuset_limit if pinned else thread.cpuset_effective
-        if cpus <= online and (bound is None or cpus <= bound):
+        kept = cpus <= online and (bound is None or cpus <= bound)
+        if kept and thread.affinity != bound:
             continue
         if _is_realtime(thread.sched) and _is_realtime(applied.get(sched)):
             found.add(sched)
