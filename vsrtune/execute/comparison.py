@@ -43,6 +43,10 @@ def lost_its_cpus(entry: Entry, now: Value, ops: LiveSysOps) -> bool:
     online = ops.online()
     if cpus.isdisjoint(online) and ops.unpartitioned(online) <= present:
         return True
+    bound = ops.left(entry.target, online)
+    narrowed = not ops.unpartitioned(cpus) <= bound
+    if isinstance(now, CpuSet) and narrowed and now & online == bound:
+        return True  # 6.1 forgets the mask where its cpuset changes
     return restored(entry.target, entry.written, now, ops)
 
 

@@ -540,7 +540,7 @@ def _restore(entry: Entry, back: Action, ops: LiveSysOps, journal: Journal, tall
 def _disown(entry: Entry, ops: LiveSysOps, journal: Journal, tally: _Tally) -> None:
     """Forget an entry whose value somebody else has changed, if that still holds."""
     now = ops.read(entry.target)
-    if not still_applied(entry.written, now, ops):
+    if not still_applied(entry.written, now, ops) and not lost_its_cpus(entry, now, ops):
         _leave(entry, now, ops, journal, tally)
 
 

@@ -167,7 +167,7 @@ def _after(
         if reason != UNSEEN and _is_vanished(present, target):
             continue
         came = reason == brought_pins.REASON
-        if came or _is_applied(snapshot.host, present.value(target), applied):
+        if came or _is_applied(snapshot.host, present, target, applied):
             back.append(Action(target, applied, entry.original, reason, release=True))
         else:
             disowned.append(target)
@@ -291,7 +291,7 @@ def _released(inputs: Inputs, judged: Judged, adrift: Collection[Target]) -> fro
         for t, v in applied.items()
         if isinstance(t, EmulatorPin)
         and t.guest in passing
-        and _is_applied(snapshot.host, present.value(t), v)
+        and _is_applied(snapshot.host, present, t, v)
     }
     # A thread leaves a realtime class before it may run on other CPUs again, where it moves too; if
     # the policy still asks for the class, the rest of the plan gives it back. So does one that is
@@ -335,15 +335,19 @@ def _adrift(
         thread, sched = present.thread(target), ThreadSched(target.guest, target.thread, "")
         if thread is None or thread.affinity <= cpus:
             continue
-        # The list of a vcpu's own cgroup is its pin.
-        pinned = isinstance(target, VcpuPin)
-        bound = thread.cpuset_limit if pinned else thread.cpuset_effective
+        bound = _bound(target, thread)
         kept = cpus <= online and (bound is None or cpus <= bound)
         if kept and thread.affinity != bound:
             continue
         if _is_realtime(thread.sched) and _is_realtime(applied.get(sched)):
             found.add(sched)
     return found
+
+
+def _bound(target: Target, thread: Thread) -> CpuSet | None:
+    """The CPUs of the cpuset around a thread. The list of a pin's own cgroup is the pin."""
+    pinned = isinstance(target, VcpuPin | EmulatorPin)
+    return thread.cpuset_limit if pinned else thread.cpuset_effective
 
 
 def _within(guest: Guest, slices: Collection[str]) -> bool:
@@ -443,15 +447,20 @@ def _is_vanished(present: PresentValues, target: Target) -> bool:
     return of_guest and not present.shows(target)
 
 
-def _is_applied(host: Host, now: Value | None, written: Value) -> bool:
+def _is_applied(host: Host, present: PresentValues, target: Target, written: Value) -> bool:
     """Whether the host has the value that vsrtune wrote. True where the snapshot does not tell:
     the executor reads the value again before it writes."""
+    now, thread = present.value(target), present.thread(target)
     match now, written.cpus if isinstance(written, Pin) else written:
         case (CpuSet() as cpus, CpuSet() as our_cpus):
-            # Partitions have cut it perhaps, or its CPUs have gone offline.
+            # Partitions or its cpuset have cut it perhaps, or its CPUs have gone offline.
             lost = our_cpus.isdisjoint(host.online) and host.everywhere <= cpus
-            found = cpus & host.online
-            return lost or found in (our_cpus & host.online, our_cpus & host.everywhere)
+            found, left = cpus & host.online, our_cpus & host.everywhere
+            bound = None if thread is None else _bound(target, thread)
+            if bound is not None and not left <= bound:
+                # 6.1 forgets the mask where its cpuset changes.
+                lost |= found in (our_cpus & bound, bound)
+            return lost or found in (our_cpus & host.online, left)
         case (PartitionState() | Sched() as value, our_value):
             return ours(our_value, value)
     return now is None or now == written
