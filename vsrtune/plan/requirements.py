@@ -509,7 +509,8 @@ def _housekeepers(context: Context, out: Requirements) -> None:
     for number, thread in enumerate(out.guest.by_role(Role.IOTHREAD) if choice is not None else ()):
         own = thread.cpuset_cpus if "/iothread" in thread.cgroup else ""
         if own and isinstance(choice, CpuSet) and not choice <= CpuSet.parse(own):
-            out.leave(thread, f"libvirt's iothreadpin binds it to CPUs {own}", held=True)
+            ways = "virsh iothreadpin, or <vcpu cpuset=...>"
+            out.leave(thread, f"its cgroup allows CPUs {own} only ({ways})")
             continue
         requests.append(_request(context, out, thread, choice, ("cpus", "iothread"), number))
     out.housekeepers.extend(request for request in requests if request is not None)
