@@ -12,9 +12,9 @@ from vsrtune.core import untrusted
 from vsrtune.core.errors import JournalError, VsrtuneError
 from vsrtune.core.untrusted import MAX_DEPTH, MAX_XML_DEPTH, json_value, xml_element
 from vsrtune.execute.journal import read_entries
+from vsrtune.execute.jsonl_log import LARGEST
 from vsrtune.execute.ledger import read_pending
 from vsrtune.host.qemu_cmdline import parse, split_options
-from vsrtune.host.state_files import MAX_SIZE
 
 
 def test_json_as_deep_as_allowed_and_deeper() -> None:
@@ -94,7 +94,7 @@ def test_a_command_line_that_means_harm_is_soon_read() -> None:
 def test_a_file_that_is_too_large_to_be_ours(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
     with path.open("wb") as file:
-        file.truncate(MAX_SIZE + 1)
+        file.truncate(LARGEST + 1)
     with pytest.raises(JournalError, match="larger than"):
         read_entries(path, "b")
     with pytest.raises(VsrtuneError, match="larger than"):
