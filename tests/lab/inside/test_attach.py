@@ -271,6 +271,24 @@ def test_an_interruption_is_taken_back_at_once(guest: LabGuest) -> None:
         forwards(guest)
 
 
+@labhelp.one_release("what QEMU and the guest make of a request", "trixie")
+def test_what_is_released_late_comes_back(guest: LabGuest) -> None:
+    """A guest that stands still releases nothing in time. QEMU keeps the request, and the guest
+    follows it when it runs again."""
+    before = picture(guest)
+    labhelp.sh("virsh", "suspend", guest.name)
+    try:
+        told = attach(FORTH, guest, check=False)
+        assert picture(guest) == before
+    finally:
+        labhelp.sh("virsh", "resume", guest.name)
+    assert f"{guest.name} may still release" in told
+    labhelp.wait_for(lambda: not devices(), "the guest has released both interfaces", 60)
+    assert recover().count("was released late") == 2
+    assert picture(guest) == before
+    assert not LEDGER.read_text()
+
+
 @pytest.mark.parametrize("to", labhelp.shared([BACK, FORTH]))
 def test_a_kill_is_recovered(guest: LabGuest, to: str) -> None:
     if to == BACK:
