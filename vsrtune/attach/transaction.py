@@ -108,11 +108,13 @@ class Switcher:
         """Whether a switch was interrupted, so that ``recover`` must come first."""
         return bool(self._ledger.of(STEP))
 
-    def take_back_unfinished(self) -> None:
-        """Take back a switch that was interrupted, if there is one. Raises VsrtuneError with the
-        first failure."""
+    def take_back_unfinished(self) -> Swept:
+        """Take back a switch that was interrupted, if there is one, and sweep: what a guest has
+        released late it gets back now, or the devices of the next switch keep it from that. Raises
+        VsrtuneError with the first failure to take back."""
         if self.unfinished() and (failures := self.recover()):
             raise failures[0]
+        return self.sweep()
 
     def carry_out(self, switch: Switch) -> Swept:
         """Carry out all steps, or none. Returns the result of the sweep that follows. Raises

@@ -120,9 +120,7 @@ def carry_out(
     if not concerned(policies, places.ledger):
         return
     with opened(places) as (switcher, live):
-        switcher.take_back_unfinished()
-        # As `vsrtune attach` does: a guest gets back what it has released late.
-        complain(switcher.sweep().failed)
+        complain(switcher.take_back_unfinished().failed)
         origins = switcher.origins()
         host = survey(live, origins, places.journal)
         for batch in batches(host, wanted(host, origins, policies)):
