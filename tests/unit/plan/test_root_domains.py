@@ -262,6 +262,16 @@ def test_a_pin_without_which_libvirt_starts_no_guest(
         assert plan(replace(seen, guests=guests), [budgets(on)]).refusals == ()
 
 
+@pytest.mark.parametrize("role", [Role.EMULATOR, Role.VCPU])
+def test_two_partitions_together_take_nobodys_cpus(role: Role) -> None:
+    bound = cpus("1-2")
+    lists = {"affinity": bound, "pin": bound, "cpuset_cpus": "1-2", "cpuset_effective": bound}
+    other = change(router("vr2", 2000), role, **lists)
+    seen = with_cpusets(snapshot(router(), other, on=host()), exclusive=True)
+    (refusal,) = plan(seen, [policy()]).refusals
+    assert "which is bound to CPUs 1-2, off them" in refusal.reason
+
+
 def test_a_guest_that_the_plan_moves_away_is_not_pushed_off() -> None:
     seen = pinned()
     away = parse("guest: vr2\ncpus: {vcpu: 1}\nprofile: none\n", "vr2.yaml")

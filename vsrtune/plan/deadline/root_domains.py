@@ -369,14 +369,15 @@ def admit(snapshot: Snapshot, domain: RootDomain, search: Search) -> None:
 
 def evict(context: Context, snapshot: Snapshot, domain: RootDomain, search: Search) -> None:
     """Refuse a guest whose partition would push threads to which no policy gives CPUs off those to
-    which somebody bound them. Those of a slice that is a root domain are bound by it alone."""
-    if domain.mode is DomainMode.ISOLATED:
-        return
+    which somebody bound them, alone or together with others. Those of a slice that is a root domain
+    are bound by it alone."""
     for guest in snapshot.guests:
         for thread in guest.threads:
             bound = _bound(context, thread, search)
-            below = domain.mode is DomainMode.LOOSE and within(thread.cgroup, domain.path)
-            if not bound or not bound <= domain.cpus or below:
+            taken = [d.cpus for d in search.domains if _takes(d, thread)]
+            if not bound & domain.cpus or not _takes(domain, thread):
+                continue
+            if not bound <= CpuSet.union(taken):
                 continue
             first = next(m for m in domain.members if m.booked)
             search.refuse(
@@ -386,6 +387,12 @@ def evict(context: Context, snapshot: Snapshot, domain: RootDomain, search: Sear
                 "choose other CPUs, or move it away first, by a policy or by hand",
             )
             return
+
+
+def _takes(domain: RootDomain, thread: Thread) -> bool:
+    """Whether the CPUs of the domain are none for a thread outside of it."""
+    below = domain.mode is DomainMode.LOOSE and within(thread.cgroup, domain.path)
+    return domain.mode is not DomainMode.ISOLATED and not below
 
 
 def bare(host: Host, search: Search) -> None:
