@@ -531,7 +531,7 @@ def _restore(entry: Entry, back: Action, ops: LiveSysOps, journal: Journal, tall
         change = replace(back, before=before, after=after, release=False)
         _change(change, ops, journal, entry.original, back=True)
         if not same_setting(after, back.after):
-            journal.drop(entry.target, "its cpuset has none of the original's CPUs")
+            journal.drop(entry.target, "the original has what its cpuset leaves")
         tally.done.append(back)
     else:
         _leave(entry, now, ops, journal, tally)

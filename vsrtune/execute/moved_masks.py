@@ -25,7 +25,7 @@ from vsrtune.core.errors import WriteError
 from vsrtune.execute.comparison import still_applied
 from vsrtune.execute.host_writer import LiveSysOps
 from vsrtune.execute.journal import Journal
-from vsrtune.model.journal_records import Entry
+from vsrtune.model.journal_records import Entry, displaced
 from vsrtune.model.plan import Action
 from vsrtune.model.targets import (
     EmulatorPin,
@@ -96,9 +96,15 @@ def whole(target: Target, now: Value, ops: LiveSysOps, journal: Journal) -> Valu
 def renewed(target: Target, value: Value, ops: LiveSysOps) -> Value:
     """The CPU list or partition ``value`` with the masks that threads are to have beside it
     (``LiveSysOps.renewed``). What the cpuset of a thread leaves it (``LiveSysOps.left``) in place
-    of a mask or pin with none of its CPUs. Other values as they are. Raises WriteError."""
+    of a mask or pin with none of its CPUs, and the CPUs of its list in place of the mask of a pin
+    that was outside of it. Other values as they are. Raises WriteError."""
     if isinstance(target, Noting) and isinstance(value, Noted):
         return ops.renewed(target, value)
+    if isinstance(value, Pin) and displaced(value):
+        # Nobody asked for that mask. The list binds the thread again once it has a CPU.
+        listed = CpuSet.parse(value.cpuset or "")
+        if not ops.left(target, listed).isdisjoint(listed):
+            return replace(value, cpus=listed)
     cpus = pinned_cpus(value)
     if not cpus or not (others := ops.left(target, cpus)).isdisjoint(cpus):
         return value
