@@ -374,10 +374,9 @@ def evict(context: Context, snapshot: Snapshot, domain: RootDomain, search: Sear
     for guest in snapshot.guests:
         for thread in guest.threads:
             bound = _bound(context, thread, search)
-            taken = [d.cpus for d in search.domains if _takes(d, thread)]
             if not bound & domain.cpus or not _takes(domain, thread):
                 continue
-            if not bound <= CpuSet.union(taken):
+            if not bound <= CpuSet.union(d.cpus for d in search.domains if _takes(d, thread)):
                 continue
             first = next(m for m in domain.members if m.booked)
             search.refuse(
@@ -390,7 +389,7 @@ def evict(context: Context, snapshot: Snapshot, domain: RootDomain, search: Sear
 
 
 def _takes(domain: RootDomain, thread: Thread) -> bool:
-    """Whether the CPUs of the domain are none for a thread outside of it."""
+    """Whether a thread outside of the domain has none of its CPUs."""
     below = domain.mode is DomainMode.LOOSE and within(thread.cgroup, domain.path)
     return domain.mode is not DomainMode.ISOLATED and not below
 
