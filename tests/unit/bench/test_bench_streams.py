@@ -237,32 +237,43 @@ LOAD = Load({"vr1": 2000.0, "vr2": 1000.0}, 1.0)
 
 
 @pytest.mark.parametrize(
-    ("second", "stopped"),
+    ("second", "running", "stopped"),
     [
-        ((1000, 999_000), False),
-        ((700, 1_000_000), False),  # a slow generator
-        ((700, 700_000), False),  # a thread that began late
-        ((30, 30_000), True),
+        ((1000, 999_000), "", False),
+        ((700, 1_000_000), "s0@0", False),  # a slow generator
+        ((5, 10_000), "s0@0", False),  # a thread that began late
+        ((0, -1), "", False),  # one that has not begun
+        ((30, 30_000), "", True),
+        ((700, 700_000), "", True),
     ],
 )
 def test_a_device_that_stops_the_generator_is_an_error(
-    generator: Path, second: tuple[int, int], stopped: bool
+    generator: Path, second: tuple[int, int], running: str, stopped: bool
 ) -> None:
     (generator.parent / "pgctrl").write_text("")
     files = {"g0@0": (1000, 999_000), "s0@0": second, "g0@1": (1000, 999_000)}
-    (generator.parent / "kpktgend_1").write_text("Running:\nStopped:\n")
+    thread = generator.parent / "kpktgend_1"
+    thread.write_text(f"Running: {running}\nStopped:\n")
     made = Ending(generator.parent, files)
     (silent, wanted), (over, closed) = os.pipe(), os.pipe()
     os.close(closed)
+
+    def end() -> None:
+        thread.write_text("Running:\nStopped:\n")
+        Ending(generator.parent, files | {"s0@0": (second[0], max(second[1], 1))})
+
+    late = threading.Timer(0.35, end)
+    late.start()
     try:
         if stopped:
-            with pytest.raises(VsrtuneError, match=r"s0: .* stopped after 0\.03 of 1 s"):
-                made.run(1.0, silent)
+            with pytest.raises(VsrtuneError, match=r"s0: .* stopped after 0\.\d+ of 0\.1 s"):
+                made.run(0.1, silent)
         else:
-            assert [one.frames for one in made.run(1.0, silent)] == [1000, second[0], 1000]
+            assert [one.frames for one in made.run(0.1, silent)] == [1000, second[0], 1000]
         # Whoever asks it to end early knows.
-        assert len(made.run(1.0, over)) == 3
+        assert len(made.run(0.1, over)) == 3
     finally:
+        late.join()
         for descriptor in (silent, wanted, over):
             os.close(descriptor)
 
@@ -272,6 +283,7 @@ def generator(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The files of a pktgen whose thread does nothing by itself."""
     monkeypatch.setattr(pktgen, "DIRECTORY", str(tmp_path))
     monkeypatch.setattr(pktgen, "STOP_SECONDS", 0.5)
+    monkeypatch.setattr(pktgen, "_LATE", 0.0)
     (tmp_path / "kpktgend_0").write_text("Running:\nStopped:\n")
     return tmp_path / "kpktgend_0"
 

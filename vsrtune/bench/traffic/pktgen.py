@@ -128,19 +128,20 @@ class Pktgen:
             (ready, _, _) = select.select([done, cancel], [], [], START_DELAY + seconds)
             if done in ready and not failed:
                 self._await_late_ones(until + _LATE, cancel)
+            left = self._left()
         finally:
             _stop(writer)
             os.close(done)
         if failed:
             raise failed[0]
-        if not self._ended():
+        if late := self._left():
+            left |= late
             _write(f"{DIRECTORY}/pgctrl", "stop")
             self._await_late_ones(time.monotonic() + STOP_SECONDS)
         sent = tuple(parse_result(s.key, _text(name)) for name, s in self._streams.items())
         cancelled = select.select([cancel], [], [], 0)[0]
-        for stream, one in zip(self._streams.values(), sent, strict=True):
-            # A thread that began late lacks less.
-            if one.frames < stream.frames and one.seconds < seconds / 2 and not cancelled:
+        for (name, stream), one in zip(self._streams.items(), sent, strict=True):
+            if one.frames < stream.frames and name not in left and not cancelled:
                 raise VsrtuneError(
                     f"the generator stopped after {one.seconds:.2f} of {seconds:g} s",
                     where=stream.device,
@@ -159,16 +160,14 @@ class Pktgen:
     def _await_late_ones(self, until: float, *cancel: int) -> None:
         """Wait for threads that found no CPU for 125 ms: they begin after `start` has returned
         as if they had ended (pktgen_run_all_threads)."""
-        while not self._ended() and (left := until - time.monotonic()) > 0:
+        while self._left() and (left := until - time.monotonic()) > 0:
             if select.select(cancel, [], [], min(_LOOK, left))[0]:
                 return
 
-    def _ended(self) -> bool:
-        cpus = {stream.cpu for stream in self._streams.values()}
-        running = {name for cpu in cpus for name in _listed(cpu, "Running")}
-        return all(
-            name not in running and _seconds(_text(name)) is not None for name in self._streams
-        )
+    def _left(self) -> set[str]:
+        """The streams that have not ended by themselves, or not begun."""
+        running = {name for cpu in threads() for name in _listed(cpu, "Running")}
+        return {n for n in self._streams if n in running or _seconds(_text(n)) is None}
 
 
 def _text(name: str) -> str:
