@@ -13,7 +13,7 @@ from pathlib import Path
 
 import events
 import pytest
-from labreport import TROUBLES, passed, passed_before, read_report
+from labreport import REPORTS, TROUBLES, passed, passed_before, read_report
 from labruns import GO, PASSED, LabRuns, nearly_done
 from labtool.releases import RELEASES
 from labtool.serial_log import Trouble, complaints
@@ -79,7 +79,10 @@ ATTACH = ("test_attach.py",)
 # What depends on the NIC, on queues or on a second guest; the rest would only be repeated.
 TUNING = "test_tune.py::test_packets_leave_the_interrupt_cpu_to_the_nic"
 WHOLE = ("test_show.py", "test_irq.py", "test_keep_off.py", "test_queues.py")
-REAL_NIC = (*WHOLE, TUNING, "test_deadline.py::test_two_guests_share_a_cpu")
+REAL_NIC = (
+    *WHOLE, TUNING, "test_deadline.py::test_two_guests_share_a_cpu",
+    "test_events.py::test_interrupt_affinity",
+)  # fmt: skip
 # These make and load devices of the kernel module on the lower ones.
 KMOD = ("test_kmod.py", "test_kmod_interfaces.py", "test_kmod_random.py")
 FRAMES = ("test_kmod_frames.py", "test_kmod_trust.py", "test_kmod_guest.py")
@@ -93,7 +96,9 @@ BENCHED = (
 ALONE = (*BENCHED, *KMOD, *ATTACH)
 WITH_ATTACH = (*BENCHED, *ATTACH)
 # Guests that are one router: two, of one queue, and no other.
-GROUPS = ("test_pvr.py", "test_msr_devices.py", "test_msr.py", "test_clone.py")
+GROUPS = (
+    "test_pvr.py", "test_bench_group.py", "test_msr_devices.py", "test_msr.py", "test_clone.py",
+)  # fmt: skip
 # Two CPUs, of which the router's threads share one.
 SHARED_CPU = ("--cpus", "2", "--vcpus", "2", "--queues", "2")
 STILL = ("test_guard.py", "test_standstill.py")
@@ -114,8 +119,12 @@ FRR = ("test_frr.py",)
 # A router that drives a virtual function of its own.
 IGB = ("--cpus", "3", "--vcpus", "2", "--nic", "igb")
 VFIO = ("test_vfio.py",)
+# Threads that may part: two guests, and CPUs for three of their threads.
+PLACEMENT = ("test_placement.py",)
 # In the labs of real NICs, with two guests, or in a lab of their own.
-ELSEWHERE = (*ALONE, *GROUPS, *STILL, *REBOOT, *WORLD, *WHOLE, *TUTORIAL, *FRR, *VFIO)
+ELSEWHERE = (
+    *ALONE, *GROUPS, *STILL, *REBOOT, *WORLD, *WHOLE, *TUTORIAL, *FRR, *VFIO, *PLACEMENT,
+)  # fmt: skip
 # The longest first, since several may run at once.
 MATRIX = [
     Boot("bookworm", "veth", VETH, core=True),
@@ -140,6 +149,7 @@ MATRIX = [
         for kind in ("kasan", "kcsan")
     ),
     Boot("trixie", "tutorial", ("--cpus", "2"), TUTORIAL),
+    Boot("bookworm", "placement", ("--cpus", "4", "--guests", "2"), PLACEMENT),
     Boot("bookworm", "frr", ("--cpus", "2", "--frr"), FRR),
     Boot("trixie", "frr", ("--cpus", "2", "--frr"), FRR),
     Boot("bookworm", "vfio", IGB, VFIO),
@@ -180,6 +190,17 @@ def test_every_test_that_a_lab_names_exists() -> None:
     for name in names:
         file, _, function = name.partition("::")
         assert f"def {function}" in (INSIDE_HERE / file).read_text(), name
+
+
+@pytest.mark.beyond
+def test_every_test_of_the_labs_runs_in_one() -> None:
+    """What no lab has the CPUs, guests or NICs for passes for ever."""
+    missing = [boot.id for boot in MATRIX if boot.id not in REPORTS]
+    if missing:
+        pytest.skip(f"tells of the whole matrix; not run: {' '.join(missing)}")
+    rows = [row for report in REPORTS.values() for row in report.rows]
+    ran = {name for outcome, name, _ in rows if outcome != "skipped"}
+    assert {name: reason for _, name, reason in rows if name not in ran} == {}
 
 
 RACE = """\
