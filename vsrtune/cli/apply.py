@@ -140,6 +140,7 @@ def apply(
             if opened.foreign is not None:
                 raise opened.foreign
             if confirm_seconds is None:
+                guardian.check_over(places.journal)
                 told.enter_context(_interrupt_told(opened, "`vsrtune undo` puts them back"))
             else:
                 guard = stack.enter_context(guardian.start(places, confirm_seconds))

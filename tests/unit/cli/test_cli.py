@@ -433,6 +433,24 @@ class TestConfirm:
         assert guarded("confirm") == 1
         assert "nothing waits for a confirmation" in guarded.err
 
+    def test_no_apply_sets_what_would_be_put_back_as_well(
+        self, guarded: Cli, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        guarded.policy(GOOD)
+        codes = []
+
+        def ask(*_: Any) -> None:
+            guarded.policy(GOOD.replace("300", "400"))
+            words = (["apply"], ["apply", "--dry-run"], ["plan"], ["verify"], ["confirm"])
+            codes.extend(main.run(each) for each in words)
+
+        monkeypatch.setattr("vsrtune.cli.apply._ask", ask)
+        assert guarded("apply", "--confirm", "60s") == 0
+        assert codes == [ExitCode.FAILED, 0, 0, ExitCode.DIFFERS, 0]
+        assert "another guarded change is not over yet" in guarded.err
+        assert guarded("apply") == 0
+        assert guarded("verify") == 0
+
     def test_what_changes_nothing_waits_for_nobody(self, guarded: Cli) -> None:
         assert guarded("apply", "--confirm", "60s") == 0
         assert guarded("apply", "--confirm", "1h") == 2

@@ -16,6 +16,7 @@ stops it holds the journal, without which undo changes nothing.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
 import subprocess
@@ -157,8 +158,7 @@ def start(places: StatePlaces, seconds: float = 0.0) -> TrialGuard:
     confirmation may take ``seconds`` once ``TrialGuard.ask`` asks for it. Call it with the journal
     open. Raises VsrtuneError when another guarded change is not over, or no guardian can be
     started; nothing was changed then."""
-    # Not the directory: whoever may read it may lock it.
-    path = places.journal.absolute().with_name(f"{places.journal.name}.guard")
+    path = _lock_file(places.journal)
     waits = [
         ["/usr/bin/flock", "--shared", str(path), "/usr/bin/true"],
         ["/usr/bin/flock", f"--timeout={seconds:g}", str(path), "/usr/bin/true"],
@@ -170,18 +170,11 @@ def start(places: StatePlaces, seconds: float = 0.0) -> TrialGuard:
         "--connect", places.uri,
     ]  # fmt: skip
     service = Service()
-    lock = open_private(path, os.O_RDWR | os.O_CREAT)
+    lock = _lock(path, os.O_CREAT)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         service.start(waits, command)
     except (OSError, subprocess.SubprocessError) as error:
         os.close(lock)
-        if isinstance(error, BlockingIOError):
-            raise VsrtuneError(
-                "another guarded change is not over yet",
-                where=str(path),
-                hint="`vsrtune confirm` keeps it; otherwise wait until it is back",
-            ) from error
         said = getattr(error, "stderr", None) or str(error)
         raise VsrtuneError(
             f"the guardian does not start, so nothing was changed: {said.strip()}",
@@ -189,6 +182,35 @@ def start(places: StatePlaces, seconds: float = 0.0) -> TrialGuard:
             hint="it is a service of systemd, so run this where systemd runs",
         ) from error
     return TrialGuard(lock, service)
+
+
+def check_over(journal: Path) -> None:
+    """Raise VsrtuneError when a guarded change is not over: its guardian would also undo what is
+    set beside it. Call it with the journal open, so that no guarded change begins meanwhile."""
+    with contextlib.suppress(FileNotFoundError):
+        os.close(_lock(_lock_file(journal)))
+
+
+def _lock_file(journal: Path) -> Path:
+    # Not the directory: whoever may read it may lock it.
+    return journal.absolute().with_name(f"{journal.name}.guard")
+
+
+def _lock(path: Path, create: int = 0) -> int:
+    """The exclusive lock. Raises OSError, and VsrtuneError when a guarded change has it."""
+    lock = open_private(path, os.O_RDWR | create)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(lock)
+        if not isinstance(error, BlockingIOError):
+            raise
+        raise VsrtuneError(
+            "another guarded change is not over yet",
+            where=str(path),
+            hint="`vsrtune confirm` keeps it; otherwise wait until it is back",
+        ) from error
+    return lock
 
 
 def confirm(journal: Path, boot: str) -> None:
