@@ -217,6 +217,9 @@ def _say_applied(made: Plan, result: Result, boot: str) -> None:
 def _ask(guard: TrialGuard, seconds: str, live: int, journal: Path) -> None:
     """Wait for Enter, `vsrtune confirm` or the deadline."""
     terminal = sys.stdin.isatty()
+    # An Enter of before the question answers nothing.
+    while terminal and select.select([sys.stdin], [], [], 0)[0] and sys.stdin.readline():
+        pass
     how = "Press Enter, or run `vsrtune confirm`," if terminal else "Run `vsrtune confirm`"
     say(
         f"{how} within {seconds} to keep this. Otherwise `vsrtune undo` is run, which puts "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pty
 import shlex
 import subprocess
 import sys
@@ -456,6 +457,24 @@ class TestConfirm:
         assert guarded("apply", "--confirm", "1h") == 2
         assert "'1h' is not a time" in guarded.err
         assert guarded("apply", "--confirm", "601s") == 2
+
+    @pytest.mark.parametrize(("before", "after"), [(b"\n\n", b""), (b"", b"\n")])
+    def test_only_an_enter_after_the_question_confirms(
+        self, guarded: Cli, monkeypatch: pytest.MonkeyPatch, before: bytes, after: bytes
+    ) -> None:
+        guarded.policy(GOOD)
+        master, slave = pty.openpty()
+        os.write(master, before)
+
+        def say(text: str, **_: Any) -> None:
+            if text.startswith("Press Enter"):
+                os.write(master, after)
+
+        monkeypatch.setattr("vsrtune.cli.apply.say", say)
+        with open(slave) as stdin:
+            monkeypatch.setattr(sys, "stdin", stdin)
+            assert guarded("apply", "--confirm", "1s") == (0 if after else 1)
+        os.close(master)
 
     def test_a_foreign_journal_is_said_before_anything_is_guarded(self, guarded: Cli) -> None:
         guarded.policy(GOOD)
