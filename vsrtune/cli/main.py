@@ -84,7 +84,8 @@ def cli() -> None:
 def run(args: Sequence[str]) -> int:
     """Run one command line and return its exit code."""
     # Closed by whoever started this.
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 (to the end)
+    sys.stdin = sys.stdin or open(os.devnull)  # noqa: SIM115 (to the end)
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
     sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         # Names of guests may hold characters that the locale cannot print.

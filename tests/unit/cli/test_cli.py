@@ -409,8 +409,13 @@ class TestConfirm:
         with memory_cli.guarded(monkeypatch):
             yield run
 
-    def test_unconfirmed_everything_is_back(self, guarded: Cli) -> None:
+    @pytest.mark.parametrize("closed", [False, True])
+    def test_unconfirmed_everything_is_back(
+        self, guarded: Cli, monkeypatch: pytest.MonkeyPatch, closed: bool
+    ) -> None:
         guarded.policy(GOOD)
+        if closed:
+            monkeypatch.setattr(sys, "stdin", None)
         before = guarded.host.snapshot
         assert guarded("apply", "--confirm", "1s") == 1
         assert "Run `vsrtune confirm` within 1 s to keep this." in guarded.out
