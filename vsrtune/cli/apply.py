@@ -110,7 +110,8 @@ def apply(
 
     With --confirm everything, settings of earlier applies included, ends at the original
     as after `vsrtune undo`, unless it is confirmed in time. So it does when the command is
-    killed or its session is lost. --dry-run does what `vsrtune plan` does.
+    killed or its session is lost. With it the command refuses policies that ask for
+    a switch of attachments which is not done yet. --dry-run does what `vsrtune plan` does.
 
     \b
     Exit codes: 0 done, 1 something failed, or was not confirmed and is put back, 2 a policy
@@ -143,6 +144,9 @@ def apply(
                 guardian.check_over(places.journal)
                 told.enter_context(_interrupt_told(opened, "`vsrtune undo` puts them back"))
             else:
+                # A definition outlives a reboot, and no undo takes a switch to macvtap back.
+                why = "and a switch does not undo itself"
+                attachments.check_switched(policies, places, why, "apply without --confirm")
                 guard = stack.enter_context(guardian.start(places, confirm_seconds))
             _say_discarded(opened)
             ops = _writer(places, opened)
@@ -259,9 +263,8 @@ def undo(as_json: bool, dry_run: bool, places: StatePlaces) -> int:
     have brought along from another host or an earlier run.
 
     A setting that somebody else has changed since is left alone and named. Guests that a
-    policy had switched to another attachment are switched back; those that `vsrtune
-    attach` has switched, and groups, stay where they are. A switch that was interrupted is
-    taken back.
+    policy had switched to napi-macvlan are switched back; those that `vsrtune attach` has
+    switched, and groups, stay where they are. A switch that was interrupted is taken back.
 
     \b
     Exit codes: 0 all is back, 1 something could not be put back, 4 the host could not be

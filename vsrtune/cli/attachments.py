@@ -72,6 +72,34 @@ def preview(
     return tuple(batch for batch in found if not only or {*only}.intersection(batch.guests))
 
 
+def check_switched(
+    policies: Sequence[Policy],
+    places: StatePlaces,
+    why: str,
+    otherwise: str,
+    only: Collection[str] | None = None,
+) -> None:
+    """Raise VsrtuneError when the policies ask for a switch that is not done yet: of the guests
+    ``only``, or without these of any that can be switched. ``why`` none is made now, and what to do
+    ``otherwise``."""
+    if all(p.attachment is None for p in policies):
+        return
+    host = look(places)
+    moved = {
+        name: batch
+        for batch in batches(host, wanted(host, (), policies))
+        for name in batch.guests
+        if (batch.error is None if only is None else name in only)
+    }
+    if moved:
+        to = ", ".join(dict.fromkeys(batch.to for batch in moved.values()))
+        raise VsrtuneError(
+            f"{', '.join(moved)}: not on {to} yet, {why}",
+            where=", ".join(dict.fromkeys(batch.reason for batch in moved.values())),
+            hint=f"switch with `vsrtune attach` first, or {otherwise}",
+        )
+
+
 def asked(
     policies: Sequence[Policy],
     root: Path | None,

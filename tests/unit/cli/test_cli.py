@@ -19,9 +19,10 @@ from typing import Any
 import memory_cli
 import pytest
 import shell_samples as samples
+from attach_host import FakeAttachHost
 from memory_cli import Cli
 
-from vsrtune.cli import main, options
+from vsrtune.cli import attachments, main, options
 from vsrtune.core.codec import decode
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.core.errors import ObserveError, VsrtuneError, WriteError
@@ -487,6 +488,25 @@ class TestConfirm:
         guarded.journal.write_text(json.dumps(head) + "\n" + json.dumps({"r": "new"}) + "\n")
         assert guarded("apply", "--confirm", "60s") != 0
         assert "99" in guarded.err and "not everything could be put back" not in guarded.err
+
+    def test_a_switch_is_made_before(
+        self, guarded: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        """Neither a reboot nor, of a switch to macvtap, an undo takes it back."""
+        host = FakeAttachHost()
+        host.add("vr1", ("02:00:00:00:0a:00", "p0"))
+        monkeypatch.setattr(attachments, "LiveHost", lambda _uri: host)
+        monkeypatch.setenv("VSRTUNE_ATTACH_LEDGER", str(tmp_path / "attach.jsonl"))
+        for to in ("napi-macvlan", "macvtap"):
+            path = guarded.policy(GOOD + f"attachment: {to}\n")
+            before, steps = guarded.host.snapshot, len(host.log)
+            assert guarded("apply", "--confirm", "1s") == ExitCode.FAILED
+            assert f"{path}:5: vr1: not on {to} yet, and a switch does not undo" in guarded.err
+            assert "`vsrtune attach` first, or apply without --confirm" in guarded.err
+            assert (guarded.out, guarded.host.snapshot, len(host.log)) == ("", before, steps)
+            assert guarded("attach", "--to", to, "vr1") == 0
+            assert guarded("apply", "--confirm", "1s") == ExitCode.FAILED
+            assert "Not confirmed." in guarded.out
 
     def test_an_apply_that_dies_is_taken_back(
         self, guarded: Cli, monkeypatch: pytest.MonkeyPatch

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import click
 
-from vsrtune.attach.plan.requests import batches, wanted
 from vsrtune.attach.signals import held
 from vsrtune.bench.setup.tuning import Tuner
 from vsrtune.cli import attachments
@@ -101,7 +100,14 @@ def try_(
     snapshot = observe(None, places.uri, 0.0, _known(subject, policy_dirs))
     policy, permanent = _chosen(subject, snapshot, policy_dirs)
     guests = _guests(policy, snapshot)
-    _check_attachment(policy, guests, places)
+    # A switch stops the traffic for seconds.
+    attachments.check_switched(
+        [policy],
+        places,
+        "which is not tried in turns",
+        "take the key out of the file that you try",
+        [guest.ref for guest in guests],
+    )
     turns: list[TrialTurn] = []
     with held() as signals, ExitStack() as stack, Journal.open(places.journal, boot_id()) as opened:
         if opened.foreign is not None:
@@ -217,21 +223,6 @@ def _guests(policy: Policy, snapshot: Snapshot) -> list[Guest]:
             hint="`vsrtune show` lists the guests",
         )
     return found
-
-
-def _check_attachment(policy: Policy, guests: Sequence[Guest], places: StatePlaces) -> None:
-    """Raises VsrtuneError when the policy asks for a switch of attachments of the guests: a switch
-    stops the traffic for seconds, so it cannot be tried in turns."""
-    if policy.attachment is None:
-        return
-    host = attachments.look(places)
-    moved = {name for b in batches(host, wanted(host, (), [policy])) for name in b.guests}
-    if names := ", ".join(g.ref for g in guests if g.ref in moved):
-        raise VsrtuneError(
-            f"{names}: not on {policy.attachment} yet, which is not tried in turns",
-            where=policy.at("attachment"),
-            hint="switch with `vsrtune attach` first, or take the key out of the file that you try",
-        )
 
 
 def _check_untuned(journal: Journal, ledger: Path) -> None:
