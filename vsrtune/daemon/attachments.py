@@ -70,7 +70,7 @@ class AttachKeeper:
         self._host = host
         self._boot = boot
         self._said = SaidOnce()
-        self._policies: tuple[Policy, ...] | None = None
+        self._policies: tuple[Policy, ...] = ()
         self._kept = kept
         # The guests that had their turn since the policies were loaded, and what was asked for.
         self._settled: Mapping[str, Attachment] = {}
@@ -85,12 +85,12 @@ class AttachKeeper:
         # How many switches were carried out or taken back.
         self.succeeded = 0
 
-    def update(self, policies: tuple[Policy, ...]) -> None:
-        """Run one pass. Log each failure once while it lasts; raise none."""
-        if policies is not self._policies:
-            if self._policies is not None:
-                self.forget()
-            self._policies = policies
+    def update(self, policies: tuple[Policy, ...], *, anew: bool = False) -> None:
+        """Run one pass. ``anew``: the policies were loaded again, which gives each guest another
+        turn. Log each failure once while it lasts; raise none."""
+        self._policies = policies
+        if anew:
+            self.forget()
         elif self._pause.left(self._host.clock()):
             return
         self._guarded(self._follow, _wait_for)
@@ -131,7 +131,7 @@ class AttachKeeper:
         try:
             # Check without the lock first: on most hosts there is nothing to do, and the
             # pass costs nothing.
-            wanted = any(p.attachment is not None for p in self._policies or ())
+            wanted = any(p.attachment is not None for p in self._policies)
             if not wanted and not read_pending(self._path):
                 return True
             with AttachLedger.open(self._path, wait=0) as ledger:
@@ -177,7 +177,7 @@ class AttachKeeper:
 
     def _follow(self, switcher: Switcher) -> bool:
         """Switch guests as the policies ask; True when every switch succeeded."""
-        return self._switch(switcher, self._policies or ())
+        return self._switch(switcher, self._policies)
 
     def _stop(self, switcher: Switcher) -> bool:
         if not any(o.by_policy for o in switcher.origins()):
@@ -254,6 +254,7 @@ class AttachThread:
         self._keeper = keeper
         self._pulse = pulse
         self._policies: tuple[Policy, ...] = ()
+        self._anew = False
         self._due = threading.Event()
         self._finish = False
         self._finished = threading.Event()
@@ -263,9 +264,11 @@ class AttachThread:
         self._thread = threading.Thread(target=self._run, name="attachments", daemon=True)
         self._thread.start()
 
-    def update(self, policies: tuple[Policy, ...]) -> None:
+    def update(self, policies: tuple[Policy, ...], *, anew: bool = False) -> None:
         """Have the keeper run a pass. While one runs, the next one follows it."""
         self._policies = policies
+        if anew:
+            self._anew = True
         self._due.set()
 
     def finish(self, *, forget: bool) -> None:
@@ -326,9 +329,15 @@ class AttachThread:
             self._due.clear()
             if self._finish or self._back:
                 continue
+            # Read before the policies, because it is set after them.
+            anew = self._anew
+            if anew:
+                self._anew = False
             # The guests are to be switched back in the end.
             survive(
-                partial(self._keeper.update, self._policies), "attachments are not kept up", said
+                partial(self._keeper.update, self._policies, anew=anew),
+                "attachments are not kept up",
+                said,
             )
         try:
             self._clean = self._keeper.stop()

@@ -229,14 +229,15 @@ class Daemon:
             else:
                 self._pass(scope)
 
-    def _pass(self, scope: Scope) -> None:
-        """Run one pass over ``scope`` and over what events marked dirty."""
+    def _pass(self, scope: Scope, *, anew: bool = False) -> None:
+        """Run one pass over ``scope`` and over what events marked dirty. ``anew``: the policies
+        were loaded again."""
         self._hear_changes()
         while self._dirty and not scope.hurried:
             scope = scope.merge(self._dirty.popleft())
         begin = self._clock()
         if self._attachments is not None:
-            self._attachments.update(self._reconciler.policies)
+            self._attachments.update(self._reconciler.policies, anew=anew)
         wrote = self._reconciler.run(scope)
         end = self._clock()
         if wrote:
@@ -310,21 +311,25 @@ class Daemon:
             # Policies that are wrong overrule nothing.
             self._reconciler.reload(policies)
             self._reconciler.forget_steps()
-        self._pass(FULL)
+        self._pass(FULL, anew=policies is not None)
         self._notifier.ready()
 
     def _follow_files(self) -> None:
-        """Read changed policy files as a reload does. Files that say what is in force
-        already, as after a reload by hand, change nothing."""
+        """Read changed policy files as a reload does. Files that say what is in force already, as
+        after a reload by hand or with a new comment, only give messages their names and lines."""
         self._files_changed = False
         policies = self._read()
-        if policies is None or policies == self._reconciler.policies:
+        if policies is None:
             self._tell()
+            return
+        if frozenset(policies) == frozenset(self._reconciler.policies):
+            self._reconciler.policies = policies
+            self._pass(FULL)
             return
         LOGGER.info("policy files have changed")
         self._notifier.reloading()
         self._reconciler.reload(policies)
-        self._pass(FULL)
+        self._pass(FULL, anew=True)
         self._notifier.ready()
 
     def _read(self) -> tuple[Policy, ...] | None:

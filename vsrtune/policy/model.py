@@ -94,9 +94,10 @@ class SchedRule:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """One policy file. ``lines`` gives the line of every key path. The plain QEMUs that it names
-    must belong to ``user``; ``uid`` is the number of that user, None until somebody looks the name
-    up (config_files). ``irq`` are the interrupt CPUs, of all lower devices or by device and NUMA
+    """One policy file. ``lines`` gives the line of every key path. Neither that nor ``path`` counts
+    when policies are compared. The plain QEMUs that it names must belong to ``user``; ``uid`` is
+    the number of that user, None until somebody looks the name up (config_files).
+    ``irq`` are the interrupt CPUs, of all lower devices or by device and NUMA
     node; with ``irq_set``, vsrtune moves interrupts there. ``pool``: the CPUs among which ``auto``
     chooses for threads that handle frames. ``whole_cores``: it chooses CPUs on cores of their own
     for vcpu and vhost threads. ``keep_off``: guests that no policy names leave the CPUs of those
@@ -105,7 +106,7 @@ class Policy:
     ``rest_us``: what realtime threads leave of each second on their CPU, in us; 0 when unset.
     ``devices`` are the values of device settings by their keys (DeviceNumber.key)."""
 
-    path: str
+    path: str = field(compare=False)
     guest: str
     user: str | int | None = None
     uid: int | None = 0
@@ -133,7 +134,7 @@ class Policy:
     profile: str = "none"
     pool: CpuSet | None = None
     whole_cores: bool = False
-    lines: Mapping[KeyPath, int] = field(default_factory=dict, hash=False)
+    lines: Mapping[KeyPath, int] = field(default_factory=dict, compare=False)
 
     def at(self, *keys: str) -> str:
         """``file:line`` of a key, or of the nearest key above it that is written. For a key that
@@ -164,7 +165,7 @@ class Policy:
             self.path, self.guest, self.user, self.uid, self.irq, self.irq_set,
             drift=self.drift, accept_standstill=self.accept_standstill, lowered=self.lowered,
             keep_off=self.keep_off, profile=self.profile, pool=self.pool,
-            whole_cores=self.whole_cores, lines=self.lines,
+            whole_cores=self.whole_cores,
         )  # fmt: skip
         return self.moves_irqs or self != bare
 

@@ -46,11 +46,14 @@ from vsrtune.model.guest import Confidence, Role, Sched, SchedClass, Thread
 from vsrtune.model.journal_records import undo_action
 from vsrtune.model.plan import Culprit
 from vsrtune.model.snapshot import Problem
+from vsrtune.model.stepdown import StepLevel
 from vsrtune.model.targets import ThreadSched
 from vsrtune.observe.config_files import load_dirs
 from vsrtune.policy.model import Policy
 from vsrtune.views.page_data import status_page
 
+# It names no guest.
+OTHER = 'guest: "none"\nprofile: none\n'
 RR = Sched(SchedClass.RR, 7, reset_on_fork=True)
 BUDGET = """\
 guest: "*"
@@ -694,7 +697,13 @@ class Running:
     """A daemon in a thread, steered like the real one by its flags."""
 
     def __init__(
-        self, host: FakeHost, journal: Journal, *, keep: bool = False, timing: Timing = QUICK
+        self,
+        host: FakeHost,
+        journal: Journal,
+        *,
+        keep: bool = False,
+        timing: Timing = QUICK,
+        attachments: attachments.AttachThread | None = None,
     ) -> None:
         self.notifier = FakeNotifier()
         self.load: Callable[[], tuple[Policy, ...]] = policies
@@ -715,6 +724,7 @@ class Running:
             publish=self.states.append,
             timing=timing,
             keep=keep,
+            attachments=attachments,
         )
         self.code: int | None = None
         self.thread = threading.Thread(target=self._run)
@@ -915,13 +925,27 @@ class TestLoop:
         assert host.snapshot.guests[0].interfaces[0].txqueuelen == 123
         assert thread(host, Role.VCPU).affinity == samples.ALL
 
-    def test_files_that_say_the_same_change_nothing(self, host: FakeHost, running: Running) -> None:
-        running.until(lambda: len(running.states) == 2)
+    def test_files_that_say_the_same_change_nothing(
+        self, host: FakeHost, running: Running, tmp_path: Path
+    ) -> None:
+        """Nor does a comment, or a name that has them read in another order."""
+        for name, text in (("b", POLICY), ("c", OTHER)):
+            (tmp_path / f"{name}.yaml").write_text(text)
+        running.load = lambda: load_dirs([tmp_path])
+        running.daemon.ask_reload()
+        running.until(lambda: running.notifier.heard.count("READY") == 2)
+        running.daemon.step_down("vr1", "it has waited", StepLevel.POLICY)
+        running.until(lambda: running.states[-1].guests[0].step is not None)
         host.change("vcpu", affinity=CpuSet([3]), pin=CpuSet([3]))
-        running.daemon.policies_changed("touched")
-        running.until(lambda: len(running.states) == 3)
+        (tmp_path / "b.yaml").unlink()
+        (tmp_path / "d.yaml").write_text(f"# ticket 4711\n{POLICY}")
+        passed = len(running.looks)
+        running.daemon.policies_changed("d.yaml has come")
+        running.until(lambda: len(running.looks) > passed)
+        running.until(lambda: running.states[-1].guests[0].policy == str(tmp_path / "d.yaml"))
         assert thread(host, Role.VCPU).affinity == CpuSet([3]), "a pin by hand is not taken back"
-        assert len(running.looks) == 2
+        assert running.states[-1].guests[0].step is not None
+        assert running.notifier.heard.count("READY") == 2
 
     def test_broken_files_are_told_and_the_older_policies_stay(
         self, host: FakeHost, running: Running, caplog: pytest.LogCaptureFixture
@@ -1195,7 +1219,7 @@ def test_a_stop_that_cannot_write_the_journal_says_what_stays_and_the_next_undo_
 class BrokenKeeper:
     """An AttachKeeper with a defect."""
 
-    def update(self, policies: tuple[Policy, ...]) -> None:
+    def update(self, policies: tuple[Policy, ...], *, anew: bool = False) -> None:
         """Nothing is asked for."""
 
     def stop(self) -> bool:
@@ -1222,7 +1246,7 @@ class BlockedKeeper(BrokenKeeper):
     def __init__(self) -> None:
         self.begun, self.answer = threading.Event(), threading.Event()
 
-    def update(self, policies: tuple[Policy, ...]) -> None:
+    def update(self, policies: tuple[Policy, ...], *, anew: bool = False) -> None:
         self.begun.set()
         self.answer.wait()
 

@@ -5,12 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from attach_host import BOOT, FakeAttachHost, Killed
+from fake_host import FakeHost
+from test_daemon import Running
 
 from vsrtune.attach.ledger import AttachLedger
 from vsrtune.attach.libvirt_hotplug import RELEASE_SECONDS, RefusedError
@@ -23,6 +26,7 @@ from vsrtune.attach.transaction import Switcher
 from vsrtune.core.retry import LONGEST
 from vsrtune.daemon import attachments
 from vsrtune.daemon.attachments import AttachKeeper, AttachThread
+from vsrtune.execute.journal import Journal
 from vsrtune.model.guest import Attachment
 from vsrtune.model.host import Link
 from vsrtune.policy.model import Policy
@@ -194,9 +198,44 @@ def test_an_operator_wins_until_the_policies_are_loaded_again(
     for _ in range(3):
         keeper.update(NAPI)
     assert kinds(host) == {"macvtap"}
-    again = (Policy("p.yaml", "*", attachment=FORTH),)
-    keeper.update(again)
+    keeper.update(NAPI, anew=True)
     assert kinds(host) == {NAPI_KIND}
+
+
+def test_an_operator_wins_over_a_comment_and_not_over_policies_that_are_loaded_again(
+    host: FakeAttachHost, keeper: AttachKeeper, path: Path, journal: Journal
+) -> None:
+    passed: list[tuple[Policy, ...]] = []
+
+    def update(policies: tuple[Policy, ...], **more: bool) -> None:
+        AttachKeeper.update(keeper, policies, **more)
+        passed.append(policies)
+
+    keeper.update = update  # type: ignore[method-assign]
+    running = Running(FakeHost(), journal, attachments=beside(keeper))
+
+    def loaded(policy: Policy, ask: Callable[[], None]) -> set[str]:
+        """What the guests are on after a pass for that policy."""
+        running.load = lambda: (policy,)
+        ask()
+        running.until(lambda: bool(passed) and passed[-1][0] is policy)
+        return kinds(host)
+
+    def files() -> None:
+        running.daemon.policies_changed("p.yaml has changed")
+
+    comment = Policy("new.yaml", "*", attachment=FORTH, lines={("guest",): 2})
+    again = Policy("p.yaml", "*", attachment=FORTH)
+    try:
+        assert loaded(NAPI[0], files) == {NAPI_KIND}
+        by_hand(host, path, BACK)
+        assert loaded(comment, files) == {"macvtap"}
+        assert loaded(again, running.daemon.ask_reload) == {NAPI_KIND}
+        by_hand(host, path, BACK)
+        assert loaded(replace(again, keep_off=True), files) == {NAPI_KIND}
+    finally:
+        running.stop()
+    assert kinds(host) == {"macvtap"}
 
 
 @pytest.mark.parametrize("end", ["upgrade", "crash", "kept", "stop", "damaged"])
@@ -423,7 +462,7 @@ def test_a_switch_that_cannot_be_taken_back_is_tried_more_and_more_rarely(
     # A reload does not wait, and whatever was tried is tried by the end again.
     host.before = lambda _number: None
     host.hung = set()
-    keeper.update(NONE)
+    keeper.update(NONE, anew=True)
     assert host.picture() == before
     assert keeper.stop()
 
@@ -472,7 +511,7 @@ class SlowKeeper:
         self.begun, self.go_on = threading.Event(), threading.Event()
         self.succeeded = 0
 
-    def update(self, policies: tuple[Policy, ...]) -> None:
+    def update(self, policies: tuple[Policy, ...], *, anew: bool = False) -> None:
         self.did.append(policies)
         self.begun.set()
         self.go_on.wait()
@@ -572,7 +611,7 @@ def test_a_handover_waits_for_no_guest_without_end(
 def test_a_defect_in_a_pass_is_told_once_and_ends_nothing(
     slow: SlowKeeper, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(policies: tuple[Policy, ...]) -> None:
+    def broken(policies: tuple[Policy, ...], *, anew: bool) -> None:
         slow.did.append(policies)
         raise KeyError("uuid")
 

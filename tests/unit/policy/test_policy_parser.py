@@ -63,7 +63,6 @@ def test_every_key() -> None:
         vhost_sched=SchedRule(SchedClass.OTHER),
         napi_sched=SchedRule(SchedClass.RR, 3),
         devices={"queue.macvtap": 50, "napi.threaded": False},
-        lines=policy.lines,
     )
     assert policy.at("cpus", "vcpu", "1") == "full.yaml:4"
     assert policy.at("queue", "macvtap") == "full.yaml:18"
@@ -71,7 +70,8 @@ def test_every_key() -> None:
 
 def test_a_key_that_is_not_written_is_unset() -> None:
     policy = parse("guest: vr1\nprofile: none\n", "p")
-    assert policy == Policy("p", "vr1", lines={("guest",): 1, ("profile",): 2})
+    assert policy == Policy("p", "vr1")
+    assert policy.lines == {("guest",): 1, ("profile",): 2}
 
 
 def test_place_of_an_unwritten_key_is_the_nearest_above() -> None:
