@@ -72,7 +72,8 @@ class AttachKeeper:
         self._said = SaidOnce()
         self._policies: tuple[Policy, ...] = ()
         self._kept = kept
-        # The guests that had their turn since the policies were loaded, and what was asked for.
+        # The guests (UUIDs) that had their turn since the policies were loaded, and what was asked
+        # for. Another guest may get the name of one that is gone.
         self._settled: Mapping[str, Attachment] = {}
         with suppress(OSError, ValueError, VsrtuneError):
             self._settled = decode(dict[str, Attachment], json_value(read_file(kept)))
@@ -190,7 +191,8 @@ class AttachKeeper:
         asked = wanted(host, origins, policies)
         found = batches(host, asked)
         moving = {name for batch in found for name in batch.guests}
-        there = {name: to for name, (to, _) in asked.items() if name not in moving}
+        still = [g for g in host.guests if g.name in asked.keys() - moving]
+        there = {guest.uuid: asked[guest.name][0] for guest in still}
         self._settle({**self._settled, **there})
         clean = True
         for batch in found:
@@ -200,7 +202,7 @@ class AttachKeeper:
                 if batch.error is not None:
                     self._complain(batch.error)
                 clean = False
-            elif any(self._settled.get(name) is batch.to for name in batch.guests):
+            elif any(self._settled.get(m.uuid) is batch.to for m in batch.switch.moves):
                 if self._said.new(("held", batch.guests)):
                     LOGGER.warning(
                         "%s left alone: not on %s, and had its turn; a reload switches it",
@@ -214,7 +216,7 @@ class AttachKeeper:
     def _carry_out(self, switcher: Switcher, batch: Batch, switch: Switch) -> bool:
         self._check()
         names = ", ".join(batch.guests)
-        self._settle({**self._settled, **dict.fromkeys(batch.guests, batch.to)})
+        self._settle({**self._settled, **{move.uuid: batch.to for move in switch.moves}})
         LOGGER.info("switching %s to %s (%s)", names, batch.to, batch.reason)
         for note in switch.notes:
             LOGGER.warning("%s", note)

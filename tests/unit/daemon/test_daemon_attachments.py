@@ -238,7 +238,9 @@ def test_an_operator_wins_over_a_comment_and_not_over_policies_that_are_loaded_a
     assert kinds(host) == {"macvtap"}
 
 
-@pytest.mark.parametrize("end", ["upgrade", "crash", "kept", "stop", "damaged"])
+@pytest.mark.parametrize(
+    "end", ["upgrade", "crash", "kept", "stop", "damaged", "of an earlier version"]
+)
 def test_an_operator_wins_over_the_next_daemon_where_nobody_asks_anew(
     host: FakeAttachHost, keeper: AttachKeeper, path: Path, end: str
 ) -> None:
@@ -249,7 +251,9 @@ def test_an_operator_wins_over_the_next_daemon_where_nobody_asks_anew(
     elif end == "stop":
         assert keeper.stop()
     elif end == "damaged":
-        path.with_name("settled.json").write_text('{"a": "nowhere"}')
+        path.with_name("settled.json").write_text('{"uuid-a": "nowhere"}')
+    elif end == "of an earlier version":
+        path.with_name("settled.json").write_text('{"a": "napi-macvlan", "b": "napi-macvlan"}')
     the_next(host, path).update(NAPI)
     assert kinds(host) == {"macvtap" if end in ("upgrade", "crash") else NAPI_KIND}
 
@@ -260,6 +264,21 @@ def test_a_policy_that_asks_for_another_attachment_is_followed_by_the_next_daemo
     keeper.update(NAPI)
     the_next(host, path).update((Policy("p.yaml", "*", attachment=BACK),))
     assert kinds(host) == {"macvtap"}
+
+
+def test_another_guest_of_a_name_that_had_its_turn_has_its_own(
+    host: FakeAttachHost, keeper: AttachKeeper
+) -> None:
+    keeper.update(NAPI)
+    host.fakes.clear()
+    keeper.update(NAPI)
+    assert kinds(host) == set()
+    host.add("a", ("02:00:00:00:1a:00", "p0"))
+    host.fakes["new"] = host.fakes.pop("uuid-a")
+    host.fakes["new"].uuid = "new"
+    keeper.update(NAPI)
+    assert kinds(host) == {NAPI_KIND}
+    assert host.problems() == []
 
 
 def test_what_an_operator_switched_stays_at_the_end(
