@@ -104,6 +104,15 @@ class Switcher:
         """Every guest that vsrtune made and has not ended."""
         return tuple(clone for _, clone in self._ledger.clones())
 
+    def take_over(self, guest: str) -> bool:
+        """Have the devices of the guest (UUID) stay when no policy asks for them any more. True
+        when there are any that a policy had asked for."""
+        found = [e for e, o in self._ledger.origins() if o.by_policy and o.uuid == guest]
+        for entry in found:
+            self._ledger.add(ORIGIN, {**entry.data, "by_policy": False})
+            self._ledger.done(entry.id)
+        return bool(found)
+
     def unfinished(self) -> bool:
         """Whether a switch was interrupted, so that ``recover`` must come first."""
         return bool(self._ledger.of(STEP))

@@ -10,6 +10,7 @@ import click
 from vsrtune.attach.plan.model import Switch, SwitchRequest
 from vsrtune.attach.plan.planner import plan
 from vsrtune.attach.survey import survey
+from vsrtune.attach.sweep import Swept
 from vsrtune.cli import attachments
 from vsrtune.cli.options import (
     ATTACH_LEDGER,
@@ -101,16 +102,21 @@ def attach(
             # What is released late is macvtap, which the new devices would keep from coming back.
             attachments.outcome(switcher.sweep())
         read = survey(host, switcher.origins(), places.journal)
-        names = {read.guest(name).name for name in guests}
+        chosen = {guest.name: guest.uuid for guest in map(read.guest, guests)}
         request = SwitchRequest(
-            Attachment(str(to)), tuple(sorted(names)), interface, live, config, all_of_lower
+            Attachment(str(to)), tuple(sorted(chosen)), interface, live, config, all_of_lower
         )
         switch = plan(request, read)
         attachments.show(switch)
-        if dry_run or not switch.moves:
+        if dry_run:
             return ExitCode.DONE
-        swept = attachments.carry(switcher, switch)
-        _after(switch, places.journal)
+        swept = Swept((), ())
+        if switch.moves:
+            swept = attachments.carry(switcher, switch)
+            _after(switch, places.journal)
+        for name, uuid in sorted(chosen.items()):
+            if request.to is Attachment.NAPI_MACVLAN and switcher.take_over(uuid):
+                click.echo(f"{name}: a policy had switched it; it now stays without one, too.")
     # The guests are where they should be; a later sweep retries a device that was not removed.
     attachments.complain(swept.failed)
     return ExitCode.DONE

@@ -20,6 +20,7 @@ from vsrtune.cli.main import run
 from vsrtune.cli.options import StatePlaces
 from vsrtune.core.codec import encode
 from vsrtune.execute.journal import Journal
+from vsrtune.execute.ledger import read_pending
 from vsrtune.host.filesystem import boot_id
 from vsrtune.model.guest import Attachment
 from vsrtune.policy.model import Policy
@@ -93,6 +94,34 @@ def test_a_late_release_does_not_keep_a_guest_from_the_next_switch(
         assert attach(tmp_path, "--to", "napi-macvlan", "a", "b") == 0
     assert host.problems() == []
     assert {link.kind for link in host.table.values() if link.lower} == {NAPI_KIND}
+
+
+def test_what_a_policy_had_switched_stays_once_an_operator_asks_for_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    host = FakeAttachHost()
+    host.add("a", ("02:00:00:00:0a:00", "p0"))
+    host.add("b", ("02:00:00:00:0b:00", "p1"))
+    monkeypatch.setattr(attachments, "LiveHost", lambda _uri: host)
+    places = StatePlaces(tmp_path / "journal.jsonl", tmp_path / "attach.jsonl", URI)
+    policies = (Policy("p.yaml", "*", attachment=Attachment.NAPI_MACVLAN),)
+    assert all(error is None for _, error in attachments.carry_out(policies, places))
+    assert attach(tmp_path, "--to", "napi-macvlan", "--dry-run", "a", "b") == 0
+    capsys.readouterr()
+    for told in ("a: a policy had switched it", ""):
+        assert attach(tmp_path, "--to", "napi-macvlan", "a") == 0
+        output = capsys.readouterr().out
+        assert told in output
+        assert bool(told) is ("policy" in output)
+    (back,) = attachments.carry_out((), places)
+    assert back[0].guests == ("b",)
+    assert {link.lower: link.kind for link in host.table.values() if link.lower} == {
+        2: NAPI_KIND,
+        3: "macvtap",
+    }
+    assert host.problems() == []
+    assert attach(tmp_path, "--to", "macvtap", "a") == 0
+    assert read_pending(places.ledger) == []
 
 
 def test_nothing_to_recover(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
