@@ -167,8 +167,15 @@ class Host:
 
     @cached_property
     def housekeeping(self) -> CpuSet:
-        """The CPUs on which everything runs that nobody binds. All online ones if there are none,
-        which no kernel allows."""
+        """The CPUs of the host's services: those that nobody binds, within system.slice's list.
+        All online ones if there are none, which no kernel allows."""
+        free, services = self.unbound, self.cpuset("system.slice")
+        return free if services is None else free & services.effective or free
+
+    @property
+    def unbound(self) -> CpuSet:
+        """The CPUs of a thread that nobody binds, also of a guest without pins: libvirt gives it no
+        isolated one. All online ones if there are none."""
         return self.everywhere - self.isolated or self.online
 
     def nic(self, name: str) -> Nic | None:

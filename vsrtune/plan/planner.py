@@ -533,10 +533,12 @@ def _no_housekeeping(context: Context, requirements: Requirements) -> Refusal:
     pins = requirements.pins
     keys = next((p.keys for p in pins if p.cpus is not None), pins[0].keys)
     free = context.host.housekeeping
-    closed = context.online - free
+    hint = "leave one CPU to everything else"
+    if closed := context.online - free:
+        hint += f", which may not use CPUs {closed}: isolated, in a partition, or not in"
+        hint += " AllowedCPUs= of system.slice"
     return requirements.refusal(
         keys,
         f"CPUs {free} would all carry pinned threads and no housekeeping CPU would be left",
-        "leave one CPU to everything else"
-        + (f", which may not use CPUs {closed}: isolated, or in a partition" if closed else ""),
+        hint,
     )

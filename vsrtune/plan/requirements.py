@@ -235,8 +235,7 @@ def staying(context: Context, guest: Guest, threads: Iterable[Thread]) -> list[O
     """Occupants for threads that stay where they are. A thread that may run everywhere occupies
     nothing, nor does one that only our list keeps from it (``others: keep-off``)."""
     links = inner_links(context.host, guest)
-    # libvirt gives a guest without pins no isolated CPU.
-    everywhere = context.host.housekeeping
+    everywhere = context.host.unbound
     listed, taken = _listed(context, guest)
     ours = listed & everywhere
     masks = ((t, t.affinity | taken if ours <= t.affinity else t.affinity) for t in threads)

@@ -9,14 +9,14 @@ from dataclasses import replace
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from planning_samples import cpus, host, router, snapshot
+from planning_samples import cpus, host, router, snapshot, with_cpusets
 
 from vsrtune.core.cpuset import CpuSet
 from vsrtune.model.deadline import UNIT
 from vsrtune.model.guest import Role, ThreadKey
 from vsrtune.model.host import Host
 from vsrtune.model.load import WINDOWS, merged
-from vsrtune.model.targets import EmulatorPin, pinned_cpus
+from vsrtune.model.targets import EmulatorPin, ThreadAffinity, VcpuPin, pinned_cpus
 from vsrtune.plan.placement.costs import Board, Chosen, Occupant, Seat
 from vsrtune.plan.placement.greedy import FEE, MOVES, place
 from vsrtune.plan.planner import plan
@@ -152,6 +152,26 @@ def test_emulators_avoid_isolated_cpus_beside_guests_without_a_policy(others: li
     made = plan(snapshot(*guests, on=host(9, isolated="5-8")), [parse("guest: vr1\n", "p")])
     (pin,) = (a.after for a in made.actions if isinstance(a.target, EmulatorPin))
     assert pinned_cpus(pin) == cpus("1-4" if len(others) == 1 else "0")
+
+
+@pytest.mark.parametrize("services", ["0", "0-1", "0-3"])
+def test_one_cpu_of_the_services_is_left_to_them(services: str) -> None:
+    """AllowedCPUs= of system.slice; the NIC's interrupts are elsewhere."""
+    seen = with_cpusets(snapshot(router(online="0-4"), on=host(5, nics={"p0": "4", "p1": "4"})))
+    there = tuple(
+        replace(c, cpus=services, effective=cpus(services)) if c.path == "system.slice" else c
+        for c in seen.host.cpusets
+    )
+    seen = replace(seen, host=replace(seen.host, cpusets=there))
+    made = plan(seen, [parse("guest: vr1\n", "p")])
+    assert made.refusals == ()
+    kinds = (VcpuPin, ThreadAffinity)
+    taken = CpuSet.union(
+        pinned_cpus(a.after) or CpuSet() for a in made.actions if isinstance(a.target, kinds)
+    )
+    assert taken and not cpus(services) <= taken
+    by_hand = plan(seen, [parse(f"guest: vr1\ncpus: {{vcpu: {services}, vhost: 0}}\n", "p")])
+    assert "not in AllowedCPUs= of system.slice" in by_hand.refusals[0].hint
 
 
 def test_empty_cores_before_busy_siblings() -> None:
