@@ -65,7 +65,7 @@ _HOME = re.compile(
 
 # A name without a letter or digit of ASCII leaves only the id (virDomainDriverGenerateMachineName).
 _SCOPE = re.compile(
-    r"machine\.slice/machine-qemu\\x2d([0-9]{1,9})(?:\\x2d[^/]*)?\.scope(?:/|$)", re.ASCII
+    r"(?:[^/]+\.slice/)+machine-qemu\\x2d([0-9]{1,9})(?:\\x2d[^/]*)?\.scope(?:/|$)", re.ASCII
 )
 
 

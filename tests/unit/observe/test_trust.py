@@ -501,6 +501,20 @@ def test_a_name_without_a_letter_of_ascii_leaves_the_scope_its_id_alone() -> Non
     assert tuned(observer(tree, FakeVirt(told), "*").observe()) == {name}
 
 
+@pytest.mark.parametrize("above", ["machine.slice/machine-routers.slice", "routers.slice"])
+def test_a_guest_in_a_resource_partition_has_its_scope_there(
+    above: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """<resource><partition>/machine/routers</partition></resource> in its definition."""
+    made = scope("vr1").replace("machine.slice", above)
+    monkeypatch.setattr("hosttree.scope", lambda _name: made)
+    tree = HostTree().host()
+    libvirt_qemu(tree, 50, "vr1")
+    tree.stats[PID_FILES] = FileStat(NOBODY, DIRECTORY, 1, 1)
+    told = replace(domain("vr1"), live_xml="<domain type='kvm' id='1'/>")
+    assert tuned(observer(tree, FakeVirt(told), "*").observe()) == {"vr1"}
+
+
 def test_where_qemus_user_owns_the_pid_files_the_scope_tells(tree: HostTree) -> None:
     """As on Debian 13. A guest's QEMU can then name any process in them, and start others."""
     tree.stats[PID_FILES] = FileStat(NOBODY, DIRECTORY, 1, 1)
