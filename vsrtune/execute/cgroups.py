@@ -217,7 +217,7 @@ class Cgroups:
         """Whether a thread outside all partitions has every CPU that its cpuset has left."""
         allowed = thread.allowed()
         whole = allowed is not None and allowed <= thread.affinity()
-        return whole and not self.partitioned(thread.cgroup())
+        return whole and not self.partitions(thread.cgroup())
 
     def listed(self, path: str, cpus: CpuSet) -> CpuSet:
         """Those of ``cpus`` that the lists of a cgroup and of all above it permit."""
@@ -227,11 +227,13 @@ class Cgroups:
                 cpus &= CpuSet.parse(text)
         return cpus
 
-    def partitioned(self, path: str) -> bool:
-        """Whether the cgroup, or one above it, is a partition (in force or not)."""
-        files = (f"{MOUNT}/{above}/{PARTITION_FILE}" for above in upwards(path))
+    def partitions(self, path: str) -> list[str]:
+        """The cgroup and those above it that are partitions (in force or not)."""
         # None: without the controller.
-        return any(text_of(self._root, file) not in ("member", None) for file in files)
+        return [
+            above for above in upwards(path)
+            if text_of(self._root, f"{MOUNT}/{above}/{PARTITION_FILE}") not in ("member", None)
+        ]  # fmt: skip
 
     def write_partition(self, target: Partition, state: PartitionState) -> None:
         """Make a cgroup a partition or a member again, and give threads their own masks back.

@@ -46,6 +46,7 @@ from vsrtune.model.guest import Sched, SchedClass, ThreadKey
 from vsrtune.model.journal_records import displaced
 from vsrtune.model.targets import (
     DEVICE_SETTINGS,
+    HOST_REF,
     CgroupDir,
     CpusetFile,
     DeviceNumber,
@@ -234,13 +235,15 @@ class LiveSysOps:
 
     def left(self, target: Target, cpus: CpuSet) -> CpuSet:
         """What the cpuset of a thread leaves it of ``cpus`` (``HostThread.left``). All of them in a
-        partition, which is ours and goes, without a cpuset, and for other targets. Raises
+        partition of ours, which goes, without a cpuset, and for other targets. Raises
         VanishedError or WriteError."""
         if not isinstance(target, ThreadAffinity | VcpuPin | EmulatorPin):
             return cpus
         with self._translated(target):
             thread = self._identified(target.thread, str(target))
-            if thread.allowed() is None or self._cgroups.partitioned(thread.cgroup()):
+            above = self._cgroups.partitions(thread.cgroup())
+            ours = (Partition(ref, path) for ref in (HOST_REF, target.guest) for path in above)
+            if thread.allowed() is None or any(map(self._original, ours)):
                 return cpus
             # A pin comes with its own list.
             return thread.left(cpus, above=not isinstance(target, ThreadAffinity))
@@ -349,7 +352,7 @@ class LiveSysOps:
         before = self._root.sched_attr(tid)
         leaves = before.cls is SchedClass.DEADLINE and not deadline
         overrun = self._overrun(target.thread) if leaves else 0
-        if leaves and thread.stat().state != "R" and not self._cgroups.partitioned(thread.cgroup()):
+        if leaves and thread.stat().state != "R" and not self._cgroups.partitions(thread.cgroup()):
             with suppress(OSError):
                 self._calls.set_sched(tid, LEAVING)
         operation = Operation.DEADLINE if deadline else Operation.SCHED

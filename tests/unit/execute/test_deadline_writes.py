@@ -281,7 +281,7 @@ def test_no_mask_is_lost_in_a_slice_that_stays_a_root_domain(
 
     host.ahead = refuse
     with open_journal(tmp_path) as journal:
-        result = apply(plan, host.ops(), journal)
+        result = apply(plan, host.ops(journal), journal)
         assert not result.rolled_back
         assert all(e.state == "done" for e in journal.entries())
         worker = ThreadAffinity("vr1", key(host, 1020), "vhost")
@@ -298,9 +298,9 @@ def test_no_mask_is_lost_in_a_slice_that_stays_a_root_domain(
         if again:
             rest = plan_of(host, [(a.target, a.after) for a in plan.actions])
             rest = Plan(tuple(a for a in rest.actions if a.before != a.after))
-            assert apply(rest, host.ops(), journal).failed == ()
+            assert apply(rest, host.ops(journal), journal).failed == ()
             assert host.sched_attr(1020) == BUDGET
-        undone = undo(host.ops(), journal)
+        undone = undo(host.ops(journal), journal)
         assert (undone.failed, undone.left, journal.entries()) == ((), (), ())
     assert visible(host) == before
     assert "miscounted" not in host.state

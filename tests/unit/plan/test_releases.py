@@ -419,23 +419,27 @@ def test_the_list_of_a_thread_that_somebody_moved_is_given_back() -> None:
     assert host.observed().guests[0].threads[0].cpuset_cpus == ""
 
 
+@pytest.mark.parametrize("kind", ["member", "root"])
 @pytest.mark.parametrize("release", [False, True])
 @pytest.mark.parametrize(
     ("kernel", "left", "own"),
     [("6.12", "0-2", "1-2"), ("6.12", "0-1", "1"), ("6.1", "0-2", "1-2"), ("6.1", "0-1", "1")],
 )
 def test_undo_in_a_slice_that_is_narrower_by_now_restores(
-    kernel: str, left: str, own: str, release: bool
+    kernel: str, left: str, own: str, release: bool, kind: str
 ) -> None:
-    """A vcpu was on a CPU that goes, and a worker has a mask of its own. So does a release."""
+    """A vcpu was on a CPU that goes, and a worker has a mask of its own. So does a release. Somebody
+    may have made the slice a partition, too."""
     host = imitated(cpus=4, kernel=kernel)
     host.kernel.set_affinity(1021, CpuSet([1, 2, 3]))
     settle(host, ask(vr1="cpus: {vcpu: 3, vhost: 2-3, emulator: 0}"))
     slice_ = "/sys/fs/cgroup/machine.slice/cpuset.cpus"
     host.kernel.write(slice_, left)
+    host.kernel.write(f"{slice_}.partition", kind)
     result = host.apply(host.plan(())) if release else host.undo()
     assert (result.failed, result.left, host.entries()) == ((), (), ())
     assert host.kernel.mask(1021) == own
+    host.kernel.write(f"{slice_}.partition", "member")
     host.kernel.write(slice_, "0-3")
     masks = [host.kernel.mask(tid) for tid in (1000, 1001, 1021, 1022)]
     assert masks == ["0-3", "0-3", "1-3" if kernel == "6.12" else "0-3", "0-3"]

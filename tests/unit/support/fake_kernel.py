@@ -88,8 +88,9 @@ class FakeKernel:
     def clone(self) -> FakeKernel:
         return FakeKernel(copy.deepcopy(self.state))
 
-    def ops(self) -> LiveSysOps:
-        return LiveSysOps(root=self, calls=self)
+    def ops(self, journal: Journal | None = None) -> LiveSysOps:
+        original = journal.original if journal is not None else lambda _target: None
+        return LiveSysOps(root=self, calls=self, original=original)
 
     def end_thread(self, tid: int) -> None:
         del self.state["threads"][str(tid)]
