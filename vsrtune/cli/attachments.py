@@ -151,16 +151,19 @@ def carry_out(
         complain(switcher.take_back_unfinished().failed)
         origins = switcher.origins()
         host = survey(live, origins, places.journal)
+        done = []
         for batch in batches(host, wanted(host, origins, policies)):
             error = batch.error
             if batch.switch is not None:
                 try:
                     carry(switcher, batch.switch)
+                    done.append(batch.switch)
                 except VsrtuneError as failed:
                     if failed.exit_code is ExitCode.INTERRUPTED:
                         raise
                     error = failed
             yield batch, error
+        tell_of_boot(*done)
 
 
 def carry(switcher: Switcher, switch: Switch) -> Swept:
@@ -176,14 +179,14 @@ def carry(switcher: Switcher, switch: Switch) -> Swept:
         ) from None
 
 
-def tell_of_boot(switch: Switch) -> None:
-    """Say how the devices that definitions name since this switch are made at a boot, unless the
+def tell_of_boot(*switches: Switch) -> None:
+    """Say how the devices that definitions name since these switches are made at a boot, unless the
     host does that already."""
     from vsrtune.doctor.facts.module import BOOT_UNIT, boot_unit_enabled
 
-    forth = switch.to is Attachment.NAPI_MACVLAN
-    named = switch.clones or any(move.config[1] for move in switch.moves)
-    if forth and named and boot_unit_enabled() is False:
+    forth = [switch for switch in switches if switch.to is Attachment.NAPI_MACVLAN]
+    named = any(s.clones or any(move.config[1] for move in s.moves) for s in forth)
+    if named and boot_unit_enabled() is False:
         say(f"For these guests to start after a reboot: systemctl enable {BOOT_UNIT}")
 
 

@@ -63,6 +63,11 @@ def test_it_comes_back_tuned_and_at_stop_as_it_was_never(
     assert "-incoming" in command, "libvirt-guests has not saved it"
     print(f"\ncame: {test_travel.notes(libvirt_guest)}")
     labhelp.wait_for(lambda: labhelp.main_pid() > 0, "systemd started the daemon")
+    # Devices of the module, had there been any, were made ahead of libvirt's start.
+    words = ("systemctl", "show", "--value", "-p")
+    asked = labhelp.sh(*words, "ConditionTimestampMonotonic", "vsrtune-devices").stdout
+    libvirt = labhelp.sh(*words, "InactiveExitTimestampMonotonic", "libvirtd").stdout
+    assert 0 < int(asked) < int(libvirt)
     labhelp.wait_for(lambda: labhelp.untuned_lines(libvirt_guest, irq_cpus) == [], "tuned again")
     assert all(labhelp.mask(tid) & irq_cpus == set() for tid in libvirt_guest.workers())
     labhelp.stop()

@@ -19,6 +19,7 @@ from vsrtune.cli import attachments
 from vsrtune.cli.main import run
 from vsrtune.cli.options import StatePlaces
 from vsrtune.core.codec import encode
+from vsrtune.doctor.facts import module
 from vsrtune.execute.journal import Journal
 from vsrtune.execute.ledger import read_pending
 from vsrtune.host.filesystem import boot_id
@@ -74,7 +75,10 @@ def test_a_second_interruption_says_what_is_left(tmp_path: Path, times: int, lef
 
 @pytest.mark.parametrize("by_policy", [False, True])
 def test_a_late_release_does_not_keep_a_guest_from_the_next_switch(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by_policy: bool
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    by_policy: bool,
 ) -> None:
     """The device of its neighbour would keep the macvtap that it gets back away."""
     host = FakeAttachHost()
@@ -89,7 +93,9 @@ def test_a_late_release_does_not_keep_a_guest_from_the_next_switch(
     if by_policy:
         places = StatePlaces(tmp_path / "journal.jsonl", tmp_path / "attach.jsonl", URI)
         policies = (Policy("p.yaml", "*", attachment=Attachment.NAPI_MACVLAN),)
+        monkeypatch.setattr(module, "boot_unit_enabled", lambda: False)
         assert [error for _, error in attachments.carry_out(policies, places)] == [None]
+        assert capsys.readouterr().out.count("systemctl enable vsrtune-devices") == 1
     else:
         assert attach(tmp_path, "--to", "napi-macvlan", "a", "b") == 0
     assert host.problems() == []

@@ -14,6 +14,8 @@ from vsrtune.host.filesystem import LiveRoot, text_of
 from vsrtune.model.host import Link
 
 BOOT_UNIT = "vsrtune-devices.service"
+# The daemon's wants it.
+_BOOT_UNITS = (BOOT_UNIT, "vsrtune.service")
 # The firmware's variable: four bytes of attributes, then 1 or 0.
 _SECURE_BOOT = "sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 _SECONDS = 20.0
@@ -94,8 +96,8 @@ def boot_unit_enabled() -> bool | None:
     """Whether the devices are made when this host boots; None without systemd."""
     if not Path("/run/systemd/system").is_dir():
         return None
-    text = _output("systemctl", "is-enabled", BOOT_UNIT, check=False)
-    return text is not None and text.strip().startswith("enabled")
+    text = _output("systemctl", "is-enabled", *_BOOT_UNITS, check=False)
+    return text is not None and any(line.startswith("enabled") for line in text.splitlines())
 
 
 def _output(*words: str, check: bool = True) -> str | None:
