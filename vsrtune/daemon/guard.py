@@ -12,8 +12,9 @@ The rule asks that a thread waits for a quarter of the time at least, so nothing
 the first interval in which a CPU is busy.
 
 On CPUs where guests have real-time threads it also samples threads of others, but only while
-such a CPU has not been idle since the last check: a thread that waits for a CPU that has been
-idle does not starve. A file tells other processes (`vsrtune show`) of the starving ones.
+such a CPU has not been idle since the last check, for longer than the limit of real-time threads
+makes it: a thread that waits for a CPU that idles of itself does not starve. A file tells other
+processes (`vsrtune show`) of the starving ones.
 
 The daemon's own threads keep off the CPUs where guests have real-time threads (``Aside``). An
 ordinary thread that wakes up there waits until the kernel balances, which takes seconds, and the
@@ -37,6 +38,7 @@ from vsrtune.host.netdev import DeviceFrames, guest_frames, parse_net_dev
 from vsrtune.host.procfs import CLOCK_TICKS, Stat, parse_stat
 from vsrtune.model.daemon_state import DaemonState, Starved
 from vsrtune.model.guest import TIMED, Guest, Role, ThreadKey
+from vsrtune.model.host import Host
 from vsrtune.model.load import shared_devices
 from vsrtune.model.snapshot import Snapshot
 from vsrtune.model.stepdown import StepLevel
@@ -300,6 +302,16 @@ class StandstillGuard(Sampler):
         self._subjects = tuple(subject for _, _, _, subject in self._known.values())
 
 
+def _forced_idle(host: Host, passed: float) -> float:
+    """The ticks, at most, for which the limit of real-time threads makes a CPU idle that they
+    hold: the rest of each period and of the one that has begun."""
+    period, runtime = host.sched_rt_period_us, host.sched_rt_runtime_us
+    if not 0 <= runtime < period:
+        return 0.0
+    periods = passed * 1e6 / period + 1
+    return periods * (period - runtime) / 1e6 * CLOCK_TICKS + 1
+
+
 class _Others:
     """Threads of others on CPUs where guests have real-time threads."""
 
@@ -313,7 +325,7 @@ class _Others:
         self._rule = rule
         self._tell = tell
         self._waiting = Waiting()
-        self._due = 0.0
+        self._checked = -OTHERS
         self._idle: dict[int, int] = {}
         # CPUs that were not idle of late, the walk through their threads, its findings.
         self._full: frozenset[int] = frozenset()
@@ -325,9 +337,9 @@ class _Others:
         self, now: float, snapshot: Snapshot | None, subjects: tuple[Subject, ...]
     ) -> list[Starved]:
         """The starving threads that are vital to the host and whose CPU a guest holds."""
-        if now >= self._due:
-            self._due = now + OTHERS
-            self._full = self._full_cpus(snapshot, subjects)
+        if now >= self._checked + OTHERS:
+            self._full = self._full_cpus(now - self._checked, snapshot, subjects)
+            self._checked = now
         found: list[Starved] = []
         if self._full:
             tuned = {t.key for s in subjects for t in s.threads}
@@ -340,13 +352,16 @@ class _Others:
         return [s for s in found if s.vital and s.guest]
 
     def _full_cpus(
-        self, snapshot: Snapshot | None, subjects: tuple[Subject, ...]
+        self, passed: float, snapshot: Snapshot | None, subjects: tuple[Subject, ...]
     ) -> frozenset[int]:
+        if snapshot is None:
+            return frozenset()
         guarded = {s.ref for s in subjects}
-        guests = snapshot.guests if snapshot is not None else ()
-        cpus = CpuSet.union(real_time_masks(g for g in guests if g.ref in guarded))
+        cpus = CpuSet.union(real_time_masks(g for g in snapshot.guests if g.ref in guarded))
         before, self._idle = self._idle, self._sampler.idle() if cpus else {}
-        return frozenset(c for c in cpus if c in before and self._idle.get(c) == before[c])
+        most = _forced_idle(snapshot.host, passed)
+        known = before.keys() & self._idle.keys() & set(cpus)
+        return frozenset(c for c in known if self._idle[c] - before[c] <= most)
 
     def _follow(self, tuned: set[ThreadKey]) -> None:
         """One step of the walk, of about SLICE seconds."""

@@ -97,7 +97,7 @@ class Scene:
         )  # fmt: skip
         self.ran = 0
         # Ticks for which the CPUs were idle, and for how many more at each sample.
-        self.idle, self.step = 0, 10
+        self.idle, self.step = 0.0, 10.0
         self.full = False
         for guest in self.guests:
             for thread in guest.threads:
@@ -129,7 +129,7 @@ class Scene:
         self.clock.now += 0.25
         self.idle += 0 if self.full else self.step
         zeroes = "0 0 0 0 0 0"
-        cpus = "".join(f"cpu{n} 0 0 0 {self.idle + 7 * (1 - n)} {zeroes}\n" for n in (0, 1))
+        cpus = "".join(f"cpu{n} 0 0 0 {int(self.idle) + 7 * (1 - n)} {zeroes}\n" for n in (0, 1))
         self.root.files["/proc/stat"] = f"cpu 0 0 0 9 {zeroes}\n{cpus}intr 1\n"
         self.guard.update()
 
@@ -261,6 +261,29 @@ def test_a_starving_ksoftirqd_steps_the_guest_down_that_holds_its_cpu(sched: Sch
     assert [guest for guest, _, _ in scene.steps][:1] == ["vr2"]
     assert "ksoftirqd/1 (tid 17)" in scene.steps[0][1]
     assert scene.starving[-1] == (Starved(17, "ksoftirqd/1", 1, "vr2", True),)
+
+
+@pytest.mark.parametrize(
+    ("idle_ms", "runtime_us", "held"),
+    [
+        (50, 950_000, True), (10, 990_000, True), (0, -1, True),
+        (50, 990_000, False), (50, 1_000_000, False), (50, -1, False), (100, 950_000, False),
+    ],
+)  # fmt: skip
+def test_a_cpu_that_idles_as_the_limit_makes_it_is_held(
+    idle_ms: int, runtime_us: int, held: bool
+) -> None:
+    """Before 6.12 the limit stops all real-time threads of a CPU, and ktimers is one itself."""
+    scene = Scene("vr1")
+    host = replace(samples.snapshot().host, sched_rt_runtime_us=runtime_us)
+    scene.state = replace(scene.state, snapshot=replace(samples.snapshot(*scene.guests), host=host))
+    scene.step = idle_ms / 40
+    scene.beside("ktimers/1")
+    vcpu = scene.guests[0].by_role(Role.VCPU)[0]
+    for n in range(1, 41):
+        scene.root.thread(vcpu.key, "R", 1, n * 250_000_000)
+        scene.update()
+    assert [guest for guest, _, _ in scene.steps][:1] == ["vr1"] * held
 
 
 def test_a_crowd_that_waits_hides_no_kernel_thread() -> None:
