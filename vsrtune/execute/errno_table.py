@@ -174,9 +174,10 @@ _TABLE: dict[tuple[Operation, int], ErrnoVerdict] = {
     # write_irq_affinity: irq_can_set_affinity_usr() is false
     (Operation.IRQ, errno.EIO): ErrnoVerdict(_NEVER, _MANAGED, MANAGED_HINT),
     (Operation.IRQ, errno.EPERM): ErrnoVerdict(_NEVER, _MANAGED, MANAGED_HINT),
+    # dw_pci_msi_set_affinity, brcm_msi_set_affinity: one line for all vectors. (NicWrites has made
+    # sure that the mask has an online CPU.)
     (Operation.IRQ, errno.EINVAL): ErrnoVerdict(
-        _NEVER, "no CPU of the mask is online, or the interrupt controller cannot route there",
-        "name CPUs that are online: /sys/devices/system/cpu/online"),
+        _NEVER, "the interrupt controller cannot route it there", MANAGED_HINT),
     # assign_managed_vector, vector_assign_managed_shutdown: the vector matrix is full
     (Operation.IRQ, errno.ENOSPC): ErrnoVerdict(
         _NEVER, "these CPUs have no interrupt vector left", "name more CPUs in cpus.irq"),

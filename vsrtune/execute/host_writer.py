@@ -74,8 +74,9 @@ from vsrtune.model.targets import (
 )
 
 _NET = "/sys/class/net"
-# The errnos for interrupts that the kernel manages itself.
-_MANAGED = (errno.EIO, errno.EPERM)
+# The errnos for interrupts that the kernel manages itself, or that their controller cannot route:
+# the mask has an online CPU by then.
+_MANAGED = (errno.EIO, errno.EPERM, errno.EINVAL)
 # Operations by the file that they write.
 _OPERATIONS = {operation.value.removeprefix("write to "): operation for operation in Operation}
 
@@ -93,7 +94,7 @@ class NicWrites:
 
     def write_irq(self, target: IrqAffinity, cpus: CpuSet) -> None:
         """Set ``smp_affinity_list``; an empty mask would mean the kernel's default. Raises
-        VanishedError, FixedError for an interrupt that the kernel manages itself, and
+        VanishedError, FixedError for an interrupt that the kernel never moves, and
         WriteError."""
         path = self._irq(target)
         self._check(str(target), cpus, empty=False)

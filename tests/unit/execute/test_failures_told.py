@@ -216,6 +216,12 @@ WRITES: list[tuple[Callable[[FakeKernel], None], Target, Value, str, Lasting]] =
         "(ethtool -L)"), NEVER,
     ),
     (
+        fails("smp_affinity", errno.EINVAL), IRQ, CpuSet([1]),
+        ("host/: irq 41 (eth0-rx-0) affinity: write to smp_affinity_list of '1' failed with EINVAL "
+        "because the interrupt controller cannot route it there; name its CPU in cpus.irq too, which "
+        "keeps guests off it, or give the device fewer queues (ethtool -L)"), NEVER,
+    ),
+    (
         fails("tx_queue_len", errno.ENOMEM), QUEUE, 100,
         ("vr1: macvtap0 txqueuelen: write to tx_queue_len of '100' failed with ENOMEM because there "
         "is no memory for rings of that length; choose a shorter queue"), LATER,

@@ -125,8 +125,13 @@ def test_a_move_back_that_fails_counts_too(scene: ImitatedHost) -> None:
     assert urgent(scene) == {}
 
 
-def test_managed_interrupts_stay_and_stop_nobody(scene: ImitatedHost) -> None:
-    scene.kernel.state["irqs"]["42"]["managed"] = True
+@pytest.mark.parametrize("number", [errno.EIO, errno.EPERM, errno.EINVAL])
+def test_interrupts_that_never_move_stay_and_stop_nobody(scene: ImitatedHost, number: int) -> None:
+    def refuse(what: str) -> None:
+        if "/proc/irq/42/smp_affinity_list" in what:
+            raise OSError(number, "refused")
+
+    scene.kernel.ahead = refuse
     result = scene.apply(scene.plan(policies()))
     assert [a.target.irq for a, _ in result.fixed if hasattr(a.target, "irq")] == [42]
     assert result.failed == ()
