@@ -220,9 +220,14 @@ class GuestReader:
         napi, unknown = read_napi_threads(self.root, interfaces, self.processes.napi)
         problems += [*unused, *unknown]
         carried: tuple[CarriedPin, ...] = ()
-        if tree is not None:
-            carried, problem = _carried(tree)
-            problems += [problem] if problem else []
+        if domain is not None and tree is not None:
+            tune = _cputune(tree)
+            carried = tune.carried()
+            problems += [tune.problem] if tune.problem else []
+            # vcpuPinInfo answers for as many vcpus as are online, from 0 on: any may be offline.
+            beyond = range(len(domain.vcpu_pins), domain_xml.parse_vcpus(tree))
+            pins = (tune.pins.get(n, tune.general or self.online) for n in beyond)
+            domain = replace(domain, vcpu_pins=(*domain.vcpu_pins, *pins))
         mapped, problem = assign(
             workers,
             slots,
@@ -496,10 +501,10 @@ def _pin(domain: DomainText | None, role: Role, index: int | None) -> CpuSet | N
     return None
 
 
-def _carried(domain: Element) -> tuple[tuple[CarriedPin, ...], str]:
-    """The pins that vsrtune made, according to the domain, and a problem ("" for none)."""
+def _cputune(domain: Element) -> domain_xml.Cputune:
+    """The pins in a domain. Unreadable ones count as none and set ``problem``."""
     try:
-        found = domain_xml.parse_cputune(domain)
+        return domain_xml.parse_cputune(domain)
     except (ValueError, VsrtuneError) as error:
-        return (), f"the pins in its domain XML make no sense: {error}"
-    return found.carried(), found.problem
+        problem = f"the pins in its domain XML make no sense: {error}"
+        return domain_xml.Cputune({}, None, {}, problem)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import pytest
 from hosttree import HostTree
 
 from vsrtune.core.cpuset import CpuSet
@@ -150,6 +153,24 @@ def test_libvirt_guest_with_worker_tasks() -> None:
     assert (macvtap0.vhost, macvtap0.queues, macvtap0.txqueuelen) == (True, 1, 500)
     assert (macvtap0.ring_drops, macvtap0.lower) == (7, ("p0",))
     assert (macvtap1.queues, macvtap1.lower) == (2, ("p1",))
+
+
+@pytest.mark.parametrize(
+    ("vcpu", "pin", "known"),
+    [
+        ("<vcpu>6</vcpu>", "<vcpupin vcpu='4' cpuset='2-3'/>", "2-3"),
+        ("<vcpu cpuset='1-2'>6</vcpu>", "<vcpupin vcpu='1' cpuset='3'/>", "1-2"),
+        ("<vcpu>6</vcpu>", "", "0-3"),
+    ],
+)
+def test_the_pin_of_a_vcpu_beyond_one_that_is_offline(vcpu: str, pin: str, known: str) -> None:
+    """Vcpus 0 and 4 are online, and libvirt's binding tells the pins of vcpus 0 and 1."""
+    tree = libvirt_host(kthreads=False)
+    tree.thread(50, 61, "CPU 4/KVM", start=111, allowed="2", cgroup=f"{SCOPE}/vcpu4")
+    of = domain("macvtap0", "macvtap1")
+    xml = of.live_xml.replace("<vcpu>2</vcpu>", f"{vcpu}<cputune>{pin}</cputune>")
+    pins = {t.index: t.pin for t in read(tree, replace(of, live_xml=xml)).by_role(Role.VCPU)}
+    assert pins == {0: CpuSet([1]), 4: CpuSet.parse(known)}
 
 
 def test_threads_beside_the_vcpu_in_its_cgroup_are_workers() -> None:

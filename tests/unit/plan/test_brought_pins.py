@@ -28,7 +28,7 @@ from vsrtune.model.guest import CarriedPin, Guest, Role, ThreadKey
 from vsrtune.model.journal_records import Entry
 from vsrtune.model.plan import Plan
 from vsrtune.model.targets import EmulatorPin, Pin, ThreadAffinity, VcpuPin
-from vsrtune.observe.guests import _carried
+from vsrtune.observe.guests import _cputune
 from vsrtune.plan import brought_pins
 from vsrtune.plan.full_plan import full_plan
 from vsrtune.policy.model import Policy
@@ -431,6 +431,6 @@ class TestBrought:
 
 def test_notes_that_make_no_sense_are_a_problem_of_their_guest() -> None:
     text = xml("<vcpupin vcpu='0' cpuset='1'/>", "<vsrtune:later/>")
-    pins, problem = _carried(domain_xml.parse(text))
-    assert pins == ()
-    assert "<later>" in problem
+    found = _cputune(domain_xml.parse(text))
+    assert found.carried() == ()
+    assert "<later>" in found.problem
