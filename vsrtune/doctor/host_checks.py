@@ -293,6 +293,25 @@ def realtime_groups(case: Case) -> Iterable[Finding]:
         yield ok("the kernel has no realtime budgets for cgroups")
 
 
+def kernel_threads(case: Case) -> Iterable[Finding]:
+    """A kernel with PREEMPT_RT runs timers and RCU in realtime threads of priority 1 (ktimers,
+    rcuc): they starve below guests' threads of a higher priority that keep a CPU busy."""
+    version = case.facts.version
+    if version is None:
+        return
+    evidence = f"{_SCHED}/version: {version}"
+    if "PREEMPT_RT" in version:
+        yield warning(
+            "ktimers/N and rcuc/N have class fifo and priority 1, so they starve below guests' "
+            "threads of class fifo or rr that keep a CPU busy",
+            "after each boot, raise them above the policy's priority (10 by default) with for t in "
+            "$(pgrep '^(ktimers|rcuc)/'); do chrt -f -p 11 $t; done, or set class batch",
+            evidence,
+        )
+    else:
+        yield ok("no PREEMPT_RT: timers and RCU run in no realtime threads", evidence=evidence)
+
+
 def cpusets(case: Case) -> Iterable[Finding]:
     """Without cgroup v2 cpusets there is no class deadline for libvirt's guests, and a
     partition that something made invalid holds its threads' budgets no more."""

@@ -53,15 +53,17 @@ class Facts:
     """Facts that the snapshot does not hold. None: not readable here, so not judged.
 
     ``rt_group_sched`` is the path of the kernel's configuration when RT_GROUP_SCHED is in
-    force ("" when it is not), ``backlog`` the frames that each CPU's backlog dropped since
-    boot, ``isolated`` the CPUs isolated at boot, ``managed_irqs`` the interrupts whose CPUs
-    the kernel alone sets, ``devices`` the MAC of a guest's host device and whether it is up,
+    force ("" when it is not), ``version`` what ``uname -v`` says, ``backlog`` the frames that
+    each CPU's backlog dropped since boot, ``isolated`` the CPUs isolated at boot,
+    ``managed_irqs`` the interrupts whose CPUs the kernel alone sets, ``devices`` the MAC of a
+    guest's host device and whether it is up,
     ``openers`` the processes (device, pid, name) that have a guest's tap open and are not that
     guest's QEMU, ``books`` the kernel's bookings for class deadline, ``tuned`` the options of the
     running TuneD profile that write what vsrtune writes, or what class deadline needs.
     """
 
     rt_group_sched: str | None = None
+    version: str | None = None
     fork_from_owner: str | None = None
     default_qdisc: str | None = None
     backlog: tuple[tuple[int, int], ...] | None = None

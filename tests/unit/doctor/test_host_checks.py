@@ -39,6 +39,7 @@ VR1 = router()
 BUDGET = Sched(SchedClass.DEADLINE, 0, 0, True, 8_000_000, 10_000_000, 10_000_000)
 FINE_FACTS = Facts(
     rt_group_sched="",
+    version="#1 SMP PREEMPT_DYNAMIC Debian",
     fork_from_owner="1",
     default_qdisc="fq_codel",
     backlog=((0, 0), (1, 0)),
@@ -184,6 +185,12 @@ BAD: list[tuple[str, Case, Severity, str]] = [
     ("throttling", of_host(sched_rt_runtime_us=0), Severity.ERROR, "no CPU time"),
     ("throttling", BELOW, Severity.WARNING, "for 50 ms at a time"),
     ("realtime groups", facts(rt_group_sched="/boot/config-x"), Severity.WARNING, "/boot/config-x"),
+    (
+        "kernel threads",
+        facts(version="#1 SMP PREEMPT_RT Debian"),
+        Severity.WARNING,
+        "/proc/sys/kernel/version: #1 SMP PREEMPT_RT Debian",
+    ),
     (
         "cpusets",
         guests(replace(VR1, threads=tuple(replace(t, cpuset_cpus=None) for t in VR1.threads))),
@@ -358,11 +365,12 @@ class TestFacts:
             ("CONFIG_RT_GROUP_SCHED=y\nCONFIG_RT_GROUP_SCHED_DEFAULT_DISABLED=y\n", "quiet", ""),
         ],
     )
-    def test_rt_groups(self, config: str, line: str, found: str) -> None:
+    def test_of_the_kernel(self, config: str, line: str, found: str) -> None:
         tree = HostTree().host()
         tree.file("/boot/config-6.12.0-test", config).file("/proc/cmdline", line)
-        seen = snapshot(VR1, on=replace(host(), kernel="6.12.0-test"))
-        assert read_facts(tree.root(), seen).rt_group_sched == found
+        tree.file("/proc/sys/kernel/version", "#1 SMP PREEMPT_RT\n")
+        seen = read_facts(tree.root(), snapshot(VR1, on=replace(host(), kernel="6.12.0-test")))
+        assert (seen.rt_group_sched, seen.version) == (found, "#1 SMP PREEMPT_RT")
 
     def test_of_devices_and_who_has_them_open(self) -> None:
         tree = HostTree().host()

@@ -39,6 +39,7 @@ def read_facts(root: HostRoot, snapshot: Snapshot) -> Facts:
     softnet = text_of(root, "/proc/net/softnet_stat")
     return Facts(
         rt_group_sched=rt_groups(root, snapshot.host.kernel),
+        version=text_of(root, "/proc/sys/kernel/version"),
         fork_from_owner=text_of(root, "/sys/module/vhost/parameters/fork_from_owner_default"),
         default_qdisc=text_of(root, "/proc/sys/net/core/default_qdisc"),
         backlog=None if softnet is None else parse_softnet(softnet),
