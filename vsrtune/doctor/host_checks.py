@@ -108,7 +108,8 @@ def isolated_cpus(case: Case) -> Iterable[Finding]:
         yield info(
             f"CPUs {boot} are isolated at boot: good for pins, but class deadline is refused there",
             "for class deadline isolate one CPU at most (isolcpus=) and leave the rest to "
-            "the partitions that vsrtune makes",
+            "the partitions that vsrtune makes; auto takes isolated CPUs first, so if DPDK, SPDK "
+            "or another program is bound to some, write cpus.pool without these",
             evidence,
         )
     else:

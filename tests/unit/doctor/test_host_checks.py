@@ -135,6 +135,7 @@ BAD: list[tuple[str, Case, Severity, str]] = [
     ("cpus", guests(router(online="0"), on=host(1)), Severity.ERROR, "online: 0"),
     ("cpus", guests(router(online="0-1"), on=host(2)), Severity.INFO, "two CPUs"),
     ("isolated cpus", facts(isolated=cpus("2-3")), Severity.INFO, "isolated: 2-3"),
+    ("isolated cpus", facts(isolated=cpus("2-3")), Severity.INFO, "write cpus.pool without these"),
     (
         "interrupts",
         guests(VR1, on=host(2, {"p0": "0", "p1": "1"})),
