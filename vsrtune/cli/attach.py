@@ -20,6 +20,7 @@ from vsrtune.cli.options import (
     guest_names,
     options,
     places_options,
+    say,
 )
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.execute.jsonl_log import holder
@@ -116,7 +117,7 @@ def attach(
             _after(switch, places.journal)
         for name, uuid in sorted(chosen.items()):
             if request.to is Attachment.NAPI_MACVLAN and switcher.take_over(uuid):
-                click.echo(f"{name}: a policy had switched it; it now stays without one, too.")
+                say(f"{name}: a policy had switched it; it now stays without one, too.")
     # The guests are where they should be; a later sweep retries a device that was not removed.
     attachments.complain(swept.failed)
     return ExitCode.DONE
