@@ -35,6 +35,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if wanted(item)]
 
 
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Say at once why a test failed: the other tests may take an hour, and be stopped."""
+    if report.failed:
+        print(f"\n{report.longreprtext}", flush=True)
+
+
 def nic_irqs() -> list[int]:
     """Interrupts of the NICs below the routers; none with veth."""
     found = []
