@@ -20,8 +20,8 @@ from vsrtune.cli.options import (
     guest_names,
     options,
     places_options,
-    say,
 )
+from vsrtune.cli.render import say
 from vsrtune.core.exit_codes import ExitCode
 from vsrtune.execute.jsonl_log import holder
 from vsrtune.model.guest import Attachment
