@@ -20,6 +20,7 @@ from vsrtune.model.targets import EmulatorPin, ThreadAffinity, VcpuPin, pinned_c
 from vsrtune.plan.placement.costs import Board, Chosen, Occupant, Seat
 from vsrtune.plan.placement.greedy import FEE, MOVES, place
 from vsrtune.plan.planner import plan
+from vsrtune.plan.safety.projection import project_actions
 from vsrtune.policy.parser import parse
 
 NONE = CpuSet()
@@ -152,6 +153,20 @@ def test_emulators_avoid_isolated_cpus_beside_guests_without_a_policy(others: li
     made = plan(snapshot(*guests, on=host(9, isolated="5-8")), [parse("guest: vr1\n", "p")])
     (pin,) = (a.after for a in made.actions if isinstance(a.target, EmulatorPin))
     assert pinned_cpus(pin) == cpus("1-4" if len(others) == 1 else "0")
+
+
+def test_the_cpu_left_free_is_not_that_of_a_router() -> None:
+    """Somebody pins a guest without a policy to it; the routers stay where they are."""
+    policies = [
+        parse("guest: vr1\ncpus: {irq: auto}\nscheduler: {vcpu: {class: fifo, priority: 5}}\n", "p")
+    ]
+    alone = snapshot(router(online="0-3", vcpus=3, interfaces=()), on=host(4))
+    made = plan(alone, policies)
+    tuned = project_actions(alone, made.actions)
+    other = router("ci", 5000, online="0", interfaces=())
+    later = replace(tuned, guests=(other, *tuned.guests))
+    again = plan(later, policies, {a.target: a.after for a in made.actions})
+    assert made.actions and (again.refusals, again.actions) == ((), ())
 
 
 @pytest.mark.parametrize("services", ["0", "0-1", "0-3"])
@@ -468,6 +483,17 @@ def test_idle_ones_leave_a_thread_that_gets_busy_when_it_stays_so() -> None:
     moved = next(p for key, p in found.items() if key.tid == 3)
     assert moved.why.startswith("moved from CPU 1, which saves 0.0")
     assert float(moved.why.split()[6]) >= FEE
+
+
+def test_a_guest_that_nobody_has_measured_yet_moves_no_measured_thread() -> None:
+    allowed = cpus("1-7")
+    loads = (0.4, 0.2, 0.3, 0.45, 0.1, 0.35, 0.25, 0.5, 0.15, 0.3, 0.2, 0.4)
+    routers = [busy(n, f"r{n // 2}", load, allowed=allowed) for n, load in enumerate(loads)]
+    for _ in range(8):
+        routers = rested(routers, places(place(host(8), NONE, routers, [])))
+    comes = [busy(90 + n, "x", None, allowed=allowed) for n in range(3)]
+    found = places(place(host(8), NONE, [*routers, *comes], []))
+    assert [found[s.thread] for s in routers] == [s.previous for s in routers]
 
 
 @pytest.mark.parametrize(

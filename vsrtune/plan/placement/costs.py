@@ -345,6 +345,9 @@ def _demand(load: tuple[float, ...], booked: int, window: int | None) -> float:
 
 def _party(one: Seat | Occupant, window: int | None) -> Party:
     wanted = _demand(one.load or (), one.booked, window)
+    if window is not None and isinstance(one, Seat) and not one.load:
+        # What nobody has measured yet moves no measured thread.
+        wanted = max(one.booked / UNIT, IDLE)
     floats = isinstance(one, Occupant) and one.floats
     return Party(one.guest, one.role, wanted, 0 if floats else one.booked, one.links, floats)
 
