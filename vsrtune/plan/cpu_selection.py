@@ -4,6 +4,7 @@ emulators and iothreads, which get the remaining CPUs."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -23,9 +24,9 @@ _HINT = "free cores of interrupts and of lists, widen cpus.pool, or remove cores
 
 def choose(
     context: Context, snapshot: Snapshot, per_guest: Sequence[Requirements]
-) -> tuple[dict[ThreadKey, Chosen], list[Refusal]]:
+) -> tuple[dict[ThreadKey, Chosen], Sequence[Refusal]]:
     """CPUs for every request: lists as written, auto by placement, then housekeepers. Where cores
-    do not suffice, the refusals of these guests; the CPUs are of no use then."""
+    do not suffice, the refusals of the guests to leave out; the CPUs are of no use then."""
     chosen: dict[ThreadKey, Chosen] = {}
     occupants = _occupants(context, snapshot, per_guest)
     seats: list[Seat] = []
@@ -50,7 +51,7 @@ def choose(
                 occupants.append(
                     Occupant(ref, role, pin.cpus, not floats, load, booked, links[ref], afloat)
                 )
-    spare = _spare(context, by_hand, occupants)
+    spare = _spare(context, per_guest, by_hand, occupants)
     for requirements in per_guest:
         nics = lower_nics(context.host, requirements.guest)
         nodes = frozenset(nic.node for nic in nics if nic.node >= 0)
@@ -69,7 +70,8 @@ def choose(
     if kept:
         stuck = {seat.guest for seat in others if seat.allowed <= kept}
         why = "guests with cores: whole leave it no CPU"
-        lacking += [w.refusal(("cpus",), why, _HINT) for w in per_guest if w.guest.ref in stuck]
+        found = [w.refusal(("cpus",), why, _HINT) for w in per_guest if w.guest.ref in stuck]
+        lacking = lacking or last(context, found)
         others = [replace(seat, allowed=seat.allowed - kept or seat.allowed) for seat in others]
     chosen |= placed | _placed(context, others, occupants)
     pinned = kept | CpuSet.union(pick.cpus for pick in chosen.values())
@@ -81,6 +83,13 @@ def choose(
             if pick is not None:
                 chosen[pin.thread.key] = pick
     return chosen, lacking
+
+
+def last(context: Context, refusals: Sequence[Refusal]) -> Sequence[Refusal]:
+    """The guest to leave out first, so that the others may have CPUs enough: the last one of which
+    nothing is tuned yet. Who comes takes no CPU from those that have theirs."""
+    tuned = {target.guest for target in context.applied}
+    return [r for r in refusals if r.guest not in tuned][-1:] or refusals[-1:]
 
 
 def _whole(context: Context, per_guest: Sequence[Requirements]) -> set[ThreadKey]:
@@ -102,10 +111,10 @@ def _on_cores(
     seats: Sequence[Seat],
     occupants: Sequence[Occupant],
     taken: CpuSet,
-) -> tuple[dict[ThreadKey, Chosen], list[Refusal]]:
+) -> tuple[dict[ThreadKey, Chosen], Sequence[Refusal]]:
     """CPUs on cores of their own for these seats, whatever their loads, and refusals of the guests
-    for which there are too few. A core with a CPU of ``taken`` is none. Each other core has one
-    candidate: a CPU that a thread had, otherwise the first."""
+    to leave out if there are too few. A core with a CPU of ``taken`` is none. Each other core has
+    one candidate: a CPU that a thread had, otherwise the first."""
     if not seats:
         return {}, []
     had = {seat.previous for seat in seats}
@@ -114,17 +123,35 @@ def _on_cores(
     for cpu in sorted(free, key=lambda cpu: (cpu not in had, cpu)):
         if ones.isdisjoint(_cores(context, CpuSet.single(cpu))):
             ones |= CpuSet.single(cpu)
+    needed = Counter(seat.guest for seat in seats)
+    asking = [w for w in per_guest if w.policy.whole_cores]
+
+    def lacks(requirements: Requirements, free: int) -> Refusal:
+        count = needed[requirements.guest.ref]
+        reason = f"{count} of its threads need a core each; free cores: {free}"
+        return requirements.refusal(("cpus", "cores"), reason, _HINT)
+
+    # Those that fit in number, tuned ones first. To place all of many takes minutes.
+    tuned, left, over = {target.guest for target in context.applied}, len(ones), []
+    for requirements in sorted(asking, key=lambda w: w.guest.ref not in tuned):
+        if needed[requirements.guest.ref] > left:
+            over.append(lacks(requirements, left))
+        else:
+            left -= needed[requirements.guest.ref]
+    if over:
+        return {}, over
     apart = [replace(s, allowed=s.allowed & ones or s.allowed, load=None) for s in seats]
     placed = place(context.host, context.irq, apart, occupants)
     lacking = []
-    for requirements in (w for w in per_guest if w.policy.whole_cores):
+    for requirements in asking:
         own = [s for s in apart if s.guest == requirements.guest.ref]
         others = CpuSet.union(placed[s.thread].cpus for s in apart if s not in own)
         free = CpuSet.union(s.allowed for s in own) & ones - others
         if len(free & CpuSet.union(placed[s.thread].cpus for s in own)) < len(own):
-            reason = f"{len(own)} of its threads need a core each; free cores: {len(free)}"
-            lacking.append(requirements.refusal(("cpus", "cores"), reason, _HINT))
-    return {key: replace(pick, why="a core of its own") for key, pick in placed.items()}, lacking
+            lacking.append(lacks(requirements, len(free)))
+    return {key: replace(pick, why="a core of its own") for key, pick in placed.items()}, last(
+        context, lacking
+    )
 
 
 def _placed(
@@ -155,13 +182,32 @@ def _occupants(
     return out
 
 
-def _spare(context: Context, by_hand: CpuSet, occupants: Sequence[Occupant]) -> CpuSet:
+def _spare(
+    context: Context,
+    per_guest: Sequence[Requirements],
+    by_hand: CpuSet,
+    occupants: Sequence[Occupant],
+) -> CpuSet:
     """The CPU that ``auto`` leaves free if no interrupt CPU serves for housekeeping: not listed
-    by hand, least occupied, lowest."""
+    by hand, without a thread that would have to leave, least occupied, lowest."""
     if context.irq & context.host.housekeeping:
         return CpuSet()
-    free = context.host.housekeeping - by_hand
-    return CpuSet(sorted(free, key=lambda c: (sum(1 for o in occupants if c in o.cpus), c))[:1])
+    pins = [pin for w in per_guest for pin in w.pins if pin.cpus is None]
+    had = {_previous(context, pin, pin.allowed) for pin in pins}
+
+    def order(cpu: int) -> tuple[bool, int, int]:
+        return cpu in had, sum(1 for o in occupants if cpu in o.cpus), cpu
+
+    return CpuSet(sorted(context.host.housekeeping - by_hand, key=order)[:1])
+
+
+def _previous(context: Context, pin: PinRequest, allowed: CpuSet) -> int | None:
+    """The one CPU of these that a thread has."""
+    written = pinned_cpus(context.applied.get(pin.target))
+    for cpus in (context.seats.get(pin.thread.key), written, pin.thread.affinity):
+        if cpus is not None and len(cpus) == 1 and cpus <= allowed:
+            return cpus.first()
+    return None
 
 
 def _seat(
@@ -173,19 +219,13 @@ def _seat(
     links: frozenset[str],
 ) -> Seat:
     allowed = pin.allowed - spare or pin.allowed
-    previous: int | None = None
-    written = pinned_cpus(context.applied.get(pin.target))
-    for cpus in (context.seats.get(pin.thread.key), written, pin.thread.affinity):
-        if cpus is not None and len(cpus) == 1 and cpus <= allowed:
-            previous = cpus.first()
-            break
     return Seat(
         pin.thread.key,
         requirements.guest.ref,
         pin.thread.role,
         pin.number,
         allowed,
-        previous,
+        _previous(context, pin, allowed),
         nodes,
         f"{requirements.guest.ref} {label(pin.thread)}",
         None if requirements.policy.placement is None else pin.thread.load,

@@ -38,7 +38,7 @@ from vsrtune.model.stepdown import NO_STEPS, Steps
 from vsrtune.model.targets import Target, Value
 from vsrtune.plan import interrupts, kernel_threads
 from vsrtune.plan.actions import build, conflicts
-from vsrtune.plan.cpu_selection import choose
+from vsrtune.plan.cpu_selection import choose, last
 from vsrtune.plan.deadline import partitions, root_domains
 from vsrtune.plan.deadline.model import RootDomains
 from vsrtune.plan.drift import NO_MEMORY, Memory, drifts, enforcing
@@ -388,30 +388,32 @@ def _require(located: Located) -> Required:
 def _place(required: Required) -> Seated:
     """Select CPUs for every thread and root domains for DEADLINE threads. Guests for which there
     is no root domain are refused. So is the last guest that pins if narrow cgroups force ``auto``
-    onto the last free CPU, the last one whose vcpus ``auto`` would have share a CPU, and the last
-    one for which cores do not suffice. CPUs are then selected again for the rest."""
+    onto the last free CPU, one whose vcpus ``auto`` would have share a CPU, and those for which
+    cores do not suffice (``last``). CPUs are then selected again for the rest."""
     context, snapshot = required.context, required.located.matched.inputs.snapshot
     per_guest = required.per_guest
     refusals: list[Refusal] = []
     while True:
         chosen: Mapping[ThreadKey, Chosen]
         chosen, lacking = choose(context, snapshot, per_guest)
-        pinned = CpuSet.union(chosen[p.thread.key].cpus for w in per_guest for p in w.pins)
-        if pinned and context.host.housekeeping <= pinned:
-            last = [w for w in per_guest if w.pins][-1]
-            why = [_no_housekeeping(context, last)]
-        elif lacking:
-            why = lacking[-1:]
-        elif shared := [r for w in per_guest if (r := lacks_cpus(w, chosen)) is not None]:
-            # The last one: without it the others may have CPUs enough.
-            why = shared[-1:]
-        else:
+        why = lacking or _lacking_cpus(context, per_guest, chosen)
+        if not why:
             chosen, domains = root_domains.find(context, snapshot, per_guest, chosen)
             why = [*domains.refusals] or _in_held_partitions(context, per_guest, chosen)
         if not why:
             return Seated(required, per_guest, chosen, domains, required.report.plus(refusals))
         refusals += why
         per_guest = _without(per_guest, why)
+
+
+def _lacking_cpus(
+    context: Context, per_guest: Sequence[Requirements], chosen: Mapping[ThreadKey, Chosen]
+) -> Sequence[Refusal]:
+    """The refusal of a guest for which there is no CPU of its own, or that takes the last one."""
+    pinned = CpuSet.union(chosen[p.thread.key].cpus for w in per_guest for p in w.pins)
+    if pinned and context.host.housekeeping <= pinned:
+        return [_no_housekeeping(context, [w for w in per_guest if w.pins][-1])]
+    return last(context, [r for w in per_guest if (r := lacks_cpus(w, chosen)) is not None])
 
 
 def _order(placed: Seated) -> Ordered:

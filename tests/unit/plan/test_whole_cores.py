@@ -85,6 +85,25 @@ def test_guests_that_come_move_nobody_off_its_core() -> None:
     assert again.actions == ()
 
 
+def test_one_guest_too_many_takes_no_core_from_the_others() -> None:
+    """Its name is the first, and so is each of some more."""
+    found = seen(small("vr2", 2000, 10), small("vr3", 3000, 10), cores=5)
+    made = plan(found, [policy('"vr*"')])
+    tuned = project_actions(found, made.actions)
+    more = [small(f"vr1{n}", 1000 + 100 * n, 10) for n in range(3)]
+    later = replace(tuned, guests=(*more, *tuned.guests))
+    again = plan(later, [policy('"vr*"')], {a.target: a.after for a in made.actions})
+    wanted = "cpus.cores: 2 of its threads need a core each; free cores: 0"
+    assert [(r.guest, r.reason) for r in again.refusals] == [(g.ref, wanted) for g in more]
+    assert again.actions == ()
+
+
+def test_a_guest_that_fits_is_not_refused_for_a_large_one() -> None:
+    guests = (small("vr1", 1000, 10), small("vr2", 2000, 10, vcpus=7), small("vr3", 3000, 10))
+    made = plan(seen(*guests, cores=5), [policy('"vr*"')])
+    assert [r.guest for r in made.refusals] == ["vr2"]
+
+
 @pytest.mark.parametrize(
     ("more", "vcpus", "free"),
     [
