@@ -16,7 +16,7 @@ from vsrtune.model.guest import REALTIME, Guest, Role, SchedClass
 from vsrtune.model.host import IRQBALANCE, Nic
 from vsrtune.model.root_domains import books as domains
 from vsrtune.model.root_domains import is_partition
-from vsrtune.plan.interrupt_cpus import queue_irqs, serving
+from vsrtune.plan.interrupt_cpus import BRIDGE_HINT, queue_irqs, serving
 from vsrtune.plan.interrupts import irqbalance_bans
 from vsrtune.policy.matching import heeded
 from vsrtune.policy.model import MAX_REST_MS
@@ -128,14 +128,16 @@ def interrupts(case: Case) -> Iterable[Finding]:
         all_of_them |= served
         if not nic.irqs:
             where = f"where its SoftIRQ was seen: CPU {nic.rx_cpus}" if nic.rx_cpus else ""
+            lacks = "port to a NIC" if nic.bridge else "interrupts of its own"
+            hint = (
+                "send traffic and run `vsrtune show --trace 5s`, which remembers where frames are "
+                "received; or write cpus.irq"
+            )
             tell = ok if where else info
             yield tell(
-                f"{nic.name} has no interrupts of its own; "
+                f"{nic.name} has no {lacks}; "
                 + (where or "the first online CPU is taken for its interrupt CPU"),
-                ""
-                if where
-                else "send traffic and run `vsrtune show --trace 5s`, which remembers "
-                "where frames are received; or write cpus.irq",
+                "" if where else BRIDGE_HINT if nic.bridge else hint,
                 f"/sys/class/net/{nic.name}/device/msi_irqs: none",
             )
     if host.online and host.online <= all_of_them:

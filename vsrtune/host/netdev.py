@@ -249,13 +249,16 @@ class NetReader:
 
     def nic(self, name: str, rx_cpus: Callable[[str, int], CpuSet | None]) -> Nic | None:
         """A lower device with its interrupts; None when it is gone. ``rx_cpus(name, ifindex)``
-        gives the trace result for its receive SoftIRQ."""
+        gives the trace result for its receive SoftIRQ, which that of a bridge is not."""
         device = self.device(name)
         if device is None:
             return None
         hardware = device.hardware
         numbers = self._irq_numbers(hardware) if hardware is not None else ()
         queues = self._queues(device)
+        # What the host receives from a bridge, it receives where the sender runs: in a guest's own
+        # vhost worker.
+        traced = "bridge" not in device.names
         try:
             return Nic(
                 name=name,
@@ -266,7 +269,7 @@ class NetReader:
                 threaded_napi=self._number(f"{device.path}/threaded") not in (None, 0),
                 rps_cpus=rps_cpus(queues),
                 irqs=read_irqs(self._root, numbers),
-                rx_cpus=rx_cpus(name, device.ifindex),
+                rx_cpus=rx_cpus(name, device.ifindex) if traced else None,
                 queues=queues,
                 inner=self._inner(device),
             )

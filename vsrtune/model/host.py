@@ -80,6 +80,11 @@ class Nic:
     napi: tuple[NicThread, ...] = ()
     inner: bool = False
 
+    @property
+    def bridge(self) -> bool:
+        """Whether it is a Linux bridge or an Open vSwitch."""
+        return self.driver == "bridge" or self.name == "ovs-system"
+
 
 @dataclass(frozen=True, slots=True)
 class SoftirqThread:

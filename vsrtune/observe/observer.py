@@ -227,5 +227,5 @@ def _seen_nics(nics: Iterable[Nic], received: Counts) -> list[SeenNic]:
     return [
         SeenNic(nic.name, nic.ifindex, cpus)
         for nic in nics
-        if (cpus := rx_cpus(received, nic.name)) is not None
+        if not nic.bridge and (cpus := rx_cpus(received, nic.name)) is not None
     ]

@@ -21,7 +21,11 @@ MANAGED_HINT = (
     "name its CPU in cpus.irq too, which keeps guests off it, or give the device fewer queues "
     "(ethtool -L)"
 )
-
+# What an operator can do about a bridge or an Open vSwitch that no NIC is a port of.
+BRIDGE_HINT = (
+    "if the host routes frames to it, write the interrupt CPUs of the NIC where they come in "
+    "(/proc/interrupts): cpus: {irq: {BRIDGE: LIST}}"
+)
 
 # Drivers use these names for the vector of links, commands and errors, which fires now and then
 # and carries no frame. Some add the vector's number (mlx5) and @pci: with its address (mlx5, ENA).
@@ -173,6 +177,8 @@ def device_cpus(host: Host, nic: Nic | None) -> tuple[CpuSet, str]:
         return rps | napi, f"it has no interrupts{also}"
     if rps:
         return rps, f"it has no interrupts, its RPS CPUs{threaded}"
+    if nic.bridge:
+        return fallback, f"it has no port to a NIC, the first online CPU is taken; {BRIDGE_HINT}"
     found = (nic.rx_cpus or CpuSet()) & online
     if found:
         return found, f"it has no interrupts, where its receive SoftIRQ was seen{threaded}"

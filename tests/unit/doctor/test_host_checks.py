@@ -34,6 +34,7 @@ from vsrtune.model.cpuset_tree import CpusetGroup
 from vsrtune.model.guest import Confidence, Role, Sched, SchedClass
 from vsrtune.model.host import Competitor, DeadlineCpu, Host
 from vsrtune.model.snapshot import Problem, Snapshot
+from vsrtune.plan.interrupt_cpus import BRIDGE_HINT
 
 VR1 = router()
 BUDGET = Sched(SchedClass.DEADLINE, 0, 0, True, 8_000_000, 10_000_000, 10_000_000)
@@ -142,7 +143,13 @@ BAD: list[tuple[str, Case, Severity, str]] = [
         Severity.WARNING,
         "effective_affinity_list: 1",
     ),
-    ("interrupts", guests(VR1, on=host(nics={"p0": None, "p1": "0"})), Severity.INFO, "p0"),
+    ("interrupts", guests(VR1, on=host(nics={"p0": None, "p1": "0"})), Severity.INFO, "--trace"),
+    (
+        "interrupts",
+        guests(VR1, on=host(nics=[nic("p0", None, driver="bridge"), nic("p1", "0")])),
+        Severity.INFO,
+        f"p0/device/msi_irqs: none | {BRIDGE_HINT}",
+    ),
     (
         "managed interrupts",
         facts(managed_irqs=(tuned().host.nics[0].irqs[0].number,)),

@@ -27,7 +27,7 @@ from vsrtune.model.snapshot import Snapshot
 from vsrtune.observe.guests import FOREIGN, NOT_LISTED
 from vsrtune.observe.observer import Observer
 from vsrtune.observe.recording import replay
-from vsrtune.observe.tracing import Counts, TracedDevices, TraceMemory, Tracer
+from vsrtune.observe.tracing import Counts, SeenNic, TracedDevices, TraceMemory, Tracer
 
 UUID = "c0ffee00-0000-4000-8000-000000000001"
 SCOPE = "/machine.slice/machine-qemu\\x2d1\\x2dvr1.scope"
@@ -306,6 +306,19 @@ def test_a_trace_makes_the_mapping_exact_and_is_remembered(tree: HostTree, tmp_p
         assert (worker.interface, worker.confidence) == ("macvtap0", Confidence.EXACT)
         assert seen.host.nics[0].rx_cpus == CpuSet([2])
         assert seen.problems == ()
+
+
+def test_a_trace_tells_nothing_of_a_bridge(tree: HostTree) -> None:
+    """Its frames are received where a guest's worker runs, which a stored result told as well."""
+    memory = TraceMemory(None)
+    observer = Observer(
+        tree.root(), FakeVirt(domain("vr 1")), memory, FakeTracer({}, {("p0", 2): 60})
+    )
+    tree.device("p0", 4, devtype="bridge", has="bridge")
+    assert observer.observe(trace_seconds=1).host.nics[0].rx_cpus is None
+    assert memory.results.nics == ()
+    memory.remember([], [SeenNic("p0", 4, CpuSet([2]))], [])
+    assert observer.observe().host.nics[0].rx_cpus is None
 
 
 def test_a_trace_that_fails_is_a_problem_only(tree: HostTree) -> None:

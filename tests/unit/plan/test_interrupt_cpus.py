@@ -101,6 +101,10 @@ QUEUES = (NicQueue("rx-0", CpuSet()),)
 NAPI = (NicThread(ThreadKey(7, 7, 7), "napi/p0-1", CpuSet([3])),)
 CONFINED = {"threaded_napi": True, "queues": QUEUES, "napi": NAPI}
 SERVED = "where its interrupts (40, 41) are served"
+ROUTED = (
+    "it has no port to a NIC, the first online CPU is taken; if the host routes frames to it, write "
+    "the interrupt CPUs of the NIC where they come in (/proc/interrupts): cpus: {irq: {BRIDGE: LIST}}"
+)
 LATER = ", its threaded NAPI may run elsewhere"
 
 
@@ -133,12 +137,15 @@ LATER = ", its threaded NAPI may run elsewhere"
             {"threaded_napi": True}, "0",
             f"it has no interrupts, the first online CPU is taken{LATER}",
         ),
+        ({"driver": "bridge"}, "0", ROUTED),
+        ({"driver": "", "name": "ovs-system"}, "0", ROUTED),
+        ({"driver": "bridge", "rps_cpus": cpus("2")}, "2", "it has no interrupts, its RPS CPUs"),
         ({"irqs": (Irq(40, "p0", ALL, CpuSet([9])),)}, "0",
          "it has no interrupts, the first online CPU is taken"),
     ],
 )  # fmt: skip
 def test_the_rule_that_gave_the_cpus(more: dict[str, Any], found: str, rule: str) -> None:
-    assert device_cpus(host(), device("p0", None, **more)) == (cpus(found), rule)
+    assert device_cpus(host(), replace(device("p0", None), **more)) == (cpus(found), rule)
 
 
 def test_a_device_that_was_not_observed() -> None:
