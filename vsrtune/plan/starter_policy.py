@@ -106,6 +106,13 @@ def policy_name(guest: Guest) -> str:
     """The guest's name as a policy writes it, in quotes, with a line for its user unless that is
     root; its UUID if the name cannot be written. Raises VsrtuneError for a guest that no policy
     can name."""
+    if guest.source == "foreign":
+        raise VsrtuneError(
+            "another libvirt runs this guest, so no policy reaches it",
+            where=guest.ref,
+            hint="a session's: define it in qemu:///system; otherwise use --connect with the "
+            "system's libvirt that runs it",
+        )
     kind = "" if guest.source == "libvirt" else f"{guest.source}:"
     user = f"\nuser: {guest.uid}" if guest.uid else ""
     literal = "".join(f"[{c}]" if c in "*?[" else c for c in guest.name)

@@ -103,9 +103,15 @@ def test_plain_qemu() -> None:
     assert policy.guest == "qemu:vr1"
 
 
-def test_a_name_that_no_policy_can_hold() -> None:
-    guest = replace(router("x" * 300), uuid="")
-    with pytest.raises(VsrtuneError, match="can be written in a policy"):
+@pytest.mark.parametrize(
+    ("guest", "text"),
+    [
+        (replace(router("x" * 300), uuid=""), "can be written in a policy; name it with a glob$"),
+        (replace(router(), source="foreign"), "^foreign:vr1: another libvirt .* qemu:///system"),
+    ],
+)
+def test_a_guest_that_no_policy_can_name(guest: Guest, text: str) -> None:
+    with pytest.raises(VsrtuneError, match=text):
         start(snapshot(guest), guest)
 
 
