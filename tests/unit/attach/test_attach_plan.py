@@ -283,6 +283,12 @@ def test_what_is_told_of_a_switch() -> None:
     ]
 
 
+def test_an_interface_on_a_bridge_says_what_it_lacks() -> None:
+    text = interface(A0, "p0", 2).replace("type='direct'", "type='bridge'")
+    with pytest.raises(VsrtuneError, match=r"\(bridge\); one on a bridge must first be of type"):
+        alone(text.replace("<source dev='p0' mode='bridge'/>", "<source bridge='br0'/>"))
+
+
 def test_back_without_having_been_forth() -> None:
     """An interface that somebody put on a device of ours by hand has a way back too."""
     text = interface(A0, "p0", 2).replace("type='direct'", "type='ethernet'")

@@ -106,9 +106,10 @@ def _selected(guest: GuestNics, request: SwitchRequest, host: AttachHostState) -
     if not found:
         known = ", ".join(sorted({f"{n.mac} ({n.kind})" for n in guest.nics})) or "none"
         which = request.interface or "on macvtap or NAPI-macvlan"
-        raise VsrtuneError(
-            f"it has no interface {which}", where=guest.name, hint=f"its interfaces: {known}"
-        )
+        hint = f"its interfaces: {known}"
+        if any(n.kind in ("bridge", "network") for n in guest.nics):
+            hint += "; one on a bridge must first be of type direct, on a NIC in no bridge"
+        raise VsrtuneError(f"it has no interface {which}", where=guest.name, hint=hint)
     return found
 
 
