@@ -195,7 +195,6 @@ class Board:
     ) -> None:
         """``window`` selects the demands of one window instead of their mean."""
         self.cpu_of: dict[int, int] = {}
-        self._host = host
         self._seats = seats
         self._info = {c.id: c for c in host.cpus}
         self._caches = len({c.cache for c in host.cpus}) > 1
@@ -220,6 +219,9 @@ class Board:
         parties = [*self._parties, *(party for party, _ in fixed)]
         self._near = _near(parties)
         self._budgets = any(p.booked for p in parties)
+        # The kernel does not change them meanwhile, and each price asks.
+        asked = self._info if self._budgets else ()
+        self._limits = {cpu: limit(host, CpuSet.single(cpu)) for cpu in asked}
         for number, (party, occupant) in enumerate(fixed, 1):
             # A thread with CPUs by hand is meant to have them alone.
             share = 1.0 if occupant.reserves else party.demand / max(len(occupant.cpus), 1)
@@ -327,7 +329,7 @@ class Board:
         return sum(present.bound for present in self._here[self.cpu_of[seat]].values()) == 1
 
     def _refused(self, one: Party, cpu: int, own: int) -> bool:
-        most = limit(self._host, CpuSet.single(cpu)) if one.booked else None
+        most = self._limits[cpu] if one.booked else None
         return most is not None and self._booked[cpu] - own + one.booked > most
 
 
