@@ -242,9 +242,11 @@ class LiveSysOps:
             return cpus
         with self._translated(target):
             thread = self._identified(target.thread, str(target))
+            if thread.allowed() is None:
+                return cpus
             above = self._cgroups.partitions(thread.cgroup())
             ours = (Partition(ref, path) for ref in (HOST_REF, target.guest) for path in above)
-            if thread.allowed() is None or any(map(self._original, ours)):
+            if any(map(self._original, ours)):
                 return cpus
             # A pin comes with its own list.
             return thread.left(cpus, above=not isinstance(target, ThreadAffinity))
