@@ -18,6 +18,7 @@ import recorded_hosts
 from vsrtune.cli import main, render
 from vsrtune.cli.options import ATTACH_LEDGER, JOURNAL, Duration
 from vsrtune.core.exit_codes import ExitCode
+from vsrtune.daemon.systemd import LOGGER
 
 HOST = str(recorded_hosts.file("trixie-e1000e"))
 PLAIN = recorded_hosts.file("bookworm-veth-plain")
@@ -222,6 +223,9 @@ def test_it_is_told_and_nothing_is_changed(
     for name in ("JOURNAL", "ATTACH_LEDGER"):
         monkeypatch.setenv(f"VSRTUNE_{name}", str(tmp_path / f"{name}.jsonl"))
     monkeypatch.setenv("VSRTUNE_POLICIES", str(tmp_path))
+    # What the daemon sets up writes to this test's output, and not in the next ones.
+    monkeypatch.setattr(LOGGER, "handlers", [])
+    monkeypatch.setattr(LOGGER, "propagate", True)
     for name, text in case.files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_bytes(text.encode())
