@@ -26,7 +26,7 @@ def choose(
     context: Context, snapshot: Snapshot, per_guest: Sequence[Requirements]
 ) -> tuple[dict[ThreadKey, Chosen], Sequence[Refusal]]:
     """CPUs for every request: lists as written, auto by placement, then housekeepers. Where cores
-    do not suffice, the refusals of the guests to leave out; the CPUs are of no use then."""
+    do not suffice, no CPUs, but the refusals of the guests to leave out."""
     chosen: dict[ThreadKey, Chosen] = {}
     occupants = _occupants(context, snapshot, per_guest)
     seats: list[Seat] = []
@@ -65,14 +65,17 @@ def choose(
     taken = context.irq | by_hand | spare | CpuSet.union(o.cpus for o in occupants if o.tight)
     apart = [seat for seat in seats if seat.thread in whole]
     placed, lacking = _on_cores(context, per_guest, apart, occupants, taken)
+    if lacking:
+        return {}, lacking
     kept |= _cores(context, CpuSet.union(pick.cpus for pick in placed.values()))
     others = [seat for seat in seats if seat.thread not in whole]
     if kept:
         stuck = {seat.guest for seat in others if seat.allowed <= kept}
         why = "guests with cores: whole leave it no CPU"
-        found = [w.refusal(("cpus",), why, _HINT) for w in per_guest if w.guest.ref in stuck]
-        lacking = lacking or last(context, found)
-        others = [replace(seat, allowed=seat.allowed - kept or seat.allowed) for seat in others]
+        if stuck:
+            found = [w.refusal(("cpus",), why, _HINT) for w in per_guest if w.guest.ref in stuck]
+            return {}, last(context, found)
+        others = [replace(seat, allowed=seat.allowed - kept) for seat in others]
     chosen |= placed | _placed(context, others, occupants)
     pinned = kept | CpuSet.union(pick.cpus for pick in chosen.values())
     pinned |= CpuSet.union(o.cpus for o in occupants if o.tight)
@@ -82,14 +85,18 @@ def choose(
             pick = _housekeepers(context, pin, pinned, roaming)
             if pick is not None:
                 chosen[pin.thread.key] = pick
-    return chosen, lacking
+    return chosen, []
 
 
 def last(context: Context, refusals: Sequence[Refusal]) -> Sequence[Refusal]:
     """The guest to leave out first, so that the others may have CPUs enough: the last one of which
     nothing is tuned yet. Who comes takes no CPU from those that have theirs."""
-    tuned = {target.guest for target in context.applied}
+    tuned = _tuned(context)
     return [r for r in refusals if r.guest not in tuned][-1:] or refusals[-1:]
+
+
+def _tuned(context: Context) -> set[str]:
+    return {target.guest for target in context.applied}
 
 
 def _whole(context: Context, per_guest: Sequence[Requirements]) -> set[ThreadKey]:
@@ -132,7 +139,7 @@ def _on_cores(
         return requirements.refusal(("cpus", "cores"), reason, _HINT)
 
     # Those that fit in number, tuned ones first. To place all of many takes minutes.
-    tuned, left, over = {target.guest for target in context.applied}, len(ones), []
+    tuned, left, over = _tuned(context), len(ones), []
     for requirements in sorted(asking, key=lambda w: w.guest.ref not in tuned):
         if needed[requirements.guest.ref] > left:
             over.append(lacks(requirements, left))

@@ -166,7 +166,8 @@ class Pktgen:
 
     def _left(self) -> set[str]:
         """The streams that have not ended by themselves, or not begun."""
-        running = {name for cpu in threads() for name in _listed(cpu, "Running")}
+        cpus = {stream.cpu for stream in self._streams.values()}
+        running = {name for cpu in cpus for name in _listed(cpu, "Running")}
         return {n for n in self._streams if n in running or _seconds(_text(n)) is None}
 
 
