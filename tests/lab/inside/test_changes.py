@@ -162,7 +162,10 @@ def test_what_the_daemon_and_libvirt_for_it_set_is_nobodys_change(watched: LabGu
     labhelp.stop_guest(watched)
     labhelp.start_guest(watched)
     labhelp.wait_for(lambda: time.time() - labhelp.last_pass() > 4, "the daemon is idle")
-    assert labhelp.status_text().endswith(" 0 drift"), labhelp.daemon_log(60)
+    # As slow as the lab is, the kernel now and then works for another process for over a second
+    # without a break. A vcpu that waits for it is stepped down, which is rightly counted as drift.
+    drift = re.search(r" (\d+) drift(?:, (\d+) stepped down)?$", labhelp.status_text())
+    assert drift is not None and drift[1] == (drift[2] or "0"), labhelp.daemon_log(60)
     assert told(since) == [], labhelp.daemon_log(60)
 
 
