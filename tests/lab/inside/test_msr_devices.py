@@ -203,7 +203,8 @@ def test_after_a_boot_all_are_where_they_were(staged: list[LabGuest]) -> None:
         labhelp.sh("virsh", "destroy", guest.name)
     for side in ("1", "2"):
         labhelp.sh("ip", "link", "del", f"edge-{side}l")
-    labhelp.sh("systemctl", "start", "vsrtune-devices")
+    # The daemon of an earlier test may have asked for the unit already, which then stays active.
+    labhelp.sh("systemctl", "restart", "vsrtune-devices")
     for guest in staged:
         labhelp.sh("virsh", "start", guest.name)
         labhelp.libvirt_talks(guest)
